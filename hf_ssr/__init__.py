@@ -1,0 +1,31 @@
+"""Self-Speculation for Reasoning Models (SSR, arXiv 2608.20359) in Hugging Face `generate`: the same tokens, sooner."""
+
+from .config import SSRConfig
+from .decoding import ssr_decoding
+from .drafter_suffix import SuffixDrafter
+from .drafting import Draft, Drafter
+from .generate import SSRGenerationMixin, generate
+from .metrics import SSRMetrics, Stage
+from .output import SSROutput
+from .suffix_automaton import SuffixAutomaton, SuffixMatch
+from .thinking import SplitThinking, ThinkingBudgetLogitsProcessor, split_thinking
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Draft",
+    "Drafter",
+    "SSRConfig",
+    "SSRGenerationMixin",
+    "SSRMetrics",
+    "SSROutput",
+    "SplitThinking",
+    "Stage",
+    "SuffixAutomaton",
+    "SuffixDrafter",
+    "SuffixMatch",
+    "ThinkingBudgetLogitsProcessor",
+    "generate",
+    "split_thinking",
+    "ssr_decoding",
+]

@@ -1,0 +1,318 @@
+"""`SSRConfig`: every setting of SSR, documented and validated once."""
+
+import copy
+import difflib
+import warnings
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import GenerationMode
+
+from .markers import resolved_settings
+
+SOURCES = ("draft", "thought", "prompt", "answer")
+VERIFY_RULES = ("exact",)
+
+# What a setting is when neither the call nor the model's own config says.
+DEFAULTS = {
+    "draft_budgets": "auto",
+    "verify": "exact",
+    "num_draft_tokens": 16,
+    "min_match_length": 2,
+    "sources": SOURCES,
+    "draft_temperature": 0.0,
+    "draft_seed": 0,
+    "strict": False,
+}
+SETTINGS = (
+    "draft_budgets",
+    "draft_interval",
+    "max_draft_length",
+    "thinking_budget",
+    "thinking_start",
+    "thinking_end",
+    "forced_close",
+    "verify",
+    "num_draft_tokens",
+    "min_match_length",
+    "sources",
+    "draft_temperature",
+    "draft_seed",
+    "strict",
+    "prediction_ids",
+)
+_SCHEDULE = ("draft_budgets", "draft_interval")
+
+# The installed package and every copy of it from the Hub register a mode of their own, so that they can live side by side.
+GENERATION_MODE = "ssr" if __package__ == "hf_ssr" else f"ssr_{__package__}".replace(".", "_")
+
+
+class SSRConfig(GenerationConfig):
+    """
+    Generation settings that turn on SSR (*Self-Speculation for Reasoning Models*, arXiv 2608.20359).
+
+    Takes every setting of [`~transformers.GenerationConfig`] too. All settings of SSR are keyword-only and `None` by
+    default: inherited from the model's own generation config, else detected or set when decoding starts.
+
+    Args:
+        draft_budgets (`list[int]` or `"auto"`, *optional*, default `"auto"`):
+            Thinking tokens after which the cache is forked and the child drafts the answer, one stage each. `"auto"`
+            forks at 64 and at each doubling, `[]` never. A budget that the thought does not reach never forks.
+        draft_interval (`int`, *optional*):
+            Fork every so many thinking tokens, instead of `draft_budgets`. Of the two, the one that a call sets replaces
+            an inherited one.
+        max_draft_length (`int`, *optional*):
+            Most tokens that a child drafts, the forced close not counted. Without it a child drafts until its end of
+            text, the next fork, or the end of the thought.
+        thinking_budget (`int`, *optional*):
+            Most thinking tokens; then the forced close follows. This changes the output: it is that of plain `generate`
+            with [`ThinkingBudgetLogitsProcessor`]. A budget that leaves no room in `max_new_tokens` for the forced close
+            and one token of the answer is cut until it does, with a warning.
+        thinking_start (`str`, `list[int]` or `list[list[int]]`, *optional*):
+            Marker that opens a thought, as text, token ids, or several spellings in ids. `[]`: the thought is open from
+            the first new token, and the prompt is not searched for markers. Without it: detected with the tokenizer;
+            where only `thinking_end` is known, the thought is open from the first new token.
+        thinking_end (`str`, `list[int]` or `list[list[int]]`, *optional*):
+            The shortest marker that closes a thought (`</think>`), in the same forms. Any text serves for a model
+            without markers ("Final answer:").
+        forced_close (`str` or `list[int]`, *optional*):
+            What is appended when a thought is cut, in a draft or at the thinking budget. Must contain `thinking_end`.
+            Without it: the way the model itself closes (`\\n</think>\\n\\n`).
+        verify (`str`, *optional*, default `"exact"`):
+            Rule that accepts draft tokens. `"exact"` keeps the very tokens of plain `generate`.
+        num_draft_tokens (`int`, *optional*, default 16):
+            Most draft tokens in one forward of the target.
+        min_match_length (`int`, *optional*, default 2):
+            Fewest tokens of the text so far that must match a source before what followed there becomes a draft.
+        sources (`list[str]`, *optional*, default `["draft", "thought", "prompt", "answer"]`):
+            Where drafts may come from. Without `"draft"` nothing forks; `[]` is plain decoding.
+        draft_temperature (`float`, *optional*, default 0):
+            Temperature of the child; 0 = greedy, which the exact rule accepts most often.
+        draft_seed (`int`, *optional*, default 0):
+            Seed of the child's own random generator, if it samples. Never changes the output.
+        strict (`bool`, *optional*, default `False`):
+            Raise an error where SSR does not apply, instead of a warning and plain decoding.
+        prediction_ids (`list[int]`, *optional*):
+            A draft that the caller already has: the expected answer (what follows the thought, if there is one), or most
+            of it. Ranks before the child's drafts; with it nothing forks unless budgets are set as well. `[]` = none.
+            Not saved to disk.
+        kwargs:
+            Settings of [`~transformers.GenerationConfig`].
+
+    Raises:
+        `ValueError`: for a value out of range, settings that contradict each other, or an unknown setting that looks like
+            a misspelt one of these.
+
+    Example:
+
+    ```python
+    import hf_ssr
+    config = hf_ssr.SSRConfig.from_tokenizer(tokenizer, max_new_tokens=2048, draft_budgets=[256, 512])
+    model.generate(**inputs, generation_config=config)
+    ```
+    """
+
+    is_ssr_config = True  # an installed SSRConfig and a Hub copy's are two classes: recognised by this
+
+    def __init__(
+        self,
+        *,
+        draft_budgets: list[int] | str | None = None,
+        draft_interval: int | None = None,
+        max_draft_length: int | None = None,
+        thinking_budget: int | None = None,
+        thinking_start: str | list[int] | list[list[int]] | None = None,
+        thinking_end: str | list[int] | list[list[int]] | None = None,
+        forced_close: str | list[int] | None = None,
+        verify: str | None = None,
+        num_draft_tokens: int | None = None,
+        min_match_length: int | None = None,
+        sources: list[str] | None = None,
+        draft_temperature: float | None = None,
+        draft_seed: int | None = None,
+        strict: bool | None = None,
+        prediction_ids: list[int] | None = None,
+        **kwargs: Any,
+    ):
+        for name, value in locals().copy().items():
+            if name in SETTINGS:
+                setattr(self, name, value)
+        _refuse_misspelt(kwargs)
+        super().__init__(**kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in SETTINGS and hasattr(value, "tolist"):
+            value = value.tolist()  # a tensor or array would not survive JSON
+        super().__setattr__(name, value)
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer, **kwargs) -> "SSRConfig":
+        """
+        A config whose thinking markers are token ids, so that no tokenizer is needed later.
+
+        Args:
+            tokenizer (`PreTrainedTokenizerBase`): of the model; tells the family's markers where `kwargs` do not.
+            kwargs: as for [`SSRConfig`].
+
+        Raises:
+            `ValueError`: as [`SSRConfig`], or if the tokenizer does not tell how the model closes a thought.
+        """
+        config = cls(**kwargs)
+        for name, value in resolved_settings(config, tokenizer).items():
+            setattr(config, name, value)
+        config.validate(user_set_attributes=set())
+        return config
+
+    @classmethod
+    def from_config(cls, config: GenerationConfig) -> "SSRConfig":
+        """`config` as an `SSRConfig`, its prepared state included: of a plain class, or of another copy of this package."""
+        if type(config) is cls:
+            return config
+        new = cls.__new__(cls)
+        new.__dict__.update(dict.fromkeys(SETTINGS))
+        new.__dict__.update(copy.copy(config.__dict__))
+        new.validate(user_set_attributes=set())
+        return new
+
+    def setting(self, name: str) -> Any:
+        """The value of a setting of SSR, or its default if it is `None`."""
+        value = getattr(self, name)
+        return DEFAULTS.get(name) if value is None else value
+
+    @property
+    def forks_on_request(self) -> bool:
+        """Whether budgets or an interval were asked for, not left to the default."""
+        return self.draft_interval is not None or self.draft_budgets not in (None, "auto", [])
+
+    def get_generation_mode(self, assistant_model=None) -> str:
+        """The mode of SSR; of plain `generate`, with a warning (an error if `strict`), where beams or another drafter rule."""
+        mode = super().get_generation_mode(assistant_model)
+        if mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+            return GENERATION_MODE
+        if mode != GenerationMode.ASSISTED_GENERATION or assistant_model is not None:
+            not_applicable(self, f"the other settings ask for {str(getattr(mode, 'value', mode)).replace('_', ' ')}")
+        return mode
+
+    def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs) -> dict[str, Any]:
+        """As [`~transformers.GenerationConfig.update`]; of budgets and interval, the one set last replaces the other."""
+        given = {name for name in _SCHEDULE if kwargs.get(name) is not None}
+        if defaults_only and any(getattr(self, name) is not None for name in _SCHEDULE):
+            kwargs = {name: value for name, value in kwargs.items() if name not in given}
+        elif not defaults_only and len(given) == 1:
+            for name in set(_SCHEDULE) - given:
+                setattr(self, name, None)
+        return super().update(defaults_only=defaults_only, allow_custom_entries=allow_custom_entries, **kwargs)
+
+    def to_json_file(self, json_file_path, use_diff: bool = True, keys_to_pop: list[str] | None = None) -> None:
+        """As [`~transformers.GenerationConfig.to_json_file`], without `prediction_ids`: they belong to one call."""
+        super().to_json_file(json_file_path, use_diff, [*(keys_to_pop or []), "prediction_ids"])
+
+    def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
+        """
+        Checks the settings of SSR, then the others as [`~transformers.GenerationConfig.validate`] does.
+
+        Raises:
+            `ValueError`: naming the setting, the rule, the value, and what to do.
+        """
+        self._validate_numbers()
+        self._validate_markers()
+        self._validate_drafts()
+        super().validate(strict=strict, user_set_attributes=user_set_attributes)
+
+    def _validate_numbers(self) -> None:
+        for name, least in (
+            ("draft_interval", 1),
+            ("max_draft_length", 1),
+            ("thinking_budget", 0),
+            ("num_draft_tokens", 1),
+            ("min_match_length", 1),
+            ("draft_seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and not _is_int(value, least):
+                raise ValueError(f"`{name}` must be an integer of at least {least}, but is {value!r}.")
+        value = self.draft_temperature
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6):
+            raise ValueError(f"`draft_temperature` must be a number of at least 0 (0 = greedy), but is {value!r}.")
+        if self.strict not in (None, True, False):
+            raise ValueError(f"`strict` must be True or False, but is {self.strict!r}.")
+        if self.verify is not None and self.verify not in VERIFY_RULES:
+            raise ValueError(f"`verify` must be one of {list(VERIFY_RULES)}, but is {self.verify!r}.")
+
+    def _validate_markers(self) -> None:
+        for name in ("thinking_start", "thinking_end", "forced_close"):
+            value = getattr(self, name)
+            if value is None or (isinstance(value, str) and value):
+                continue
+            nested = name != "forced_close" and _is_ids_list(value) and len(value) > 0
+            if not (_is_ids(value) or nested) or (len(value) == 0 and name != "thinking_start"):
+                raise ValueError(
+                    f"`{name}` must be a text or a list of token ids, not empty"
+                    f"{' (only `thinking_start` may be `[]`)' if value == [] else ''}, but is {value!r}."
+                )
+
+    def _validate_drafts(self) -> None:
+        budgets = self.draft_budgets
+        if budgets is not None and budgets != "auto":
+            if not isinstance(budgets, (list, tuple)) or not all(_is_int(b, 0) for b in budgets):
+                raise ValueError(
+                    "`draft_budgets` must be 'auto' or a list of integers of at least 0 (thinking tokens), but is "
+                    f"{budgets!r}."
+                )
+        if budgets is not None and self.draft_interval is not None:
+            raise ValueError(
+                f"`draft_budgets`={budgets!r} and `draft_interval`={self.draft_interval!r} exclude each other: set one."
+            )
+        if self.prediction_ids is not None and not _is_ids(self.prediction_ids):
+            raise ValueError(f"`prediction_ids` must be a list of token ids, but is {_short(self.prediction_ids)}.")
+        sources = self.sources
+        if sources is None:
+            return
+        if not isinstance(sources, (list, tuple)) or not all(s in SOURCES for s in sources):
+            raise ValueError(f"`sources` must be a list of some of {list(SOURCES)}, but is {sources!r}.")
+        for name, wanted in (("prediction_ids", bool(self.prediction_ids)), ("draft_budgets", self.forks_on_request)):
+            if wanted and "draft" not in sources:
+                name = "draft_interval" if name == "draft_budgets" and self.draft_interval is not None else name
+                raise ValueError(
+                    f"`{name}`={_short(getattr(self, name))} needs drafts, but `sources`={list(sources)!r} leaves them out: "
+                    "add 'draft' to `sources`."
+                )
+
+
+def not_applicable(config: SSRConfig, reason: str) -> None:
+    """
+    Says that SSR does not apply and plain decoding runs instead.
+
+    Raises:
+        `ValueError`: if `config.strict`.
+    """
+    if config.setting("strict"):
+        raise ValueError(f"SSR does not apply: {reason}; `strict` is set. Change that, or unset `strict` to run plain.")
+    warnings.warn(f"SSR does not apply: {reason}; running plain decoding.", stacklevel=2)
+
+
+def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
+    known = set(vars(GenerationConfig()))
+    for name in kwargs:
+        if name in known or name.startswith("_"):
+            continue
+        close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.8)
+        if close:
+            raise ValueError(f"`{name}` is not a setting of SSRConfig: did you mean `{close[0]}`?")
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_int(v, 0) for v in value)
+
+
+def _is_ids_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_ids(v) and len(v) > 0 for v in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

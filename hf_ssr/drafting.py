@@ -1,0 +1,183 @@
+"""What proposes tokens: a draft, the contract of every drafter, and the child that drafts while its parent thinks."""
+
+import copy
+import inspect
+from abc import abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process
+from transformers.generation.candidate_generator import CandidateGenerator
+
+
+@dataclass
+class Draft:
+    """
+    Proposed tokens.
+
+    Args:
+        ids (`list[int]`): the proposed tokens; empty = nothing to propose.
+        source (`str`, *optional*): where they come from: draft, thought, prompt or answer.
+        is_prefix (`bool`): whether they go on from the beginning of a draft that has agreed so far.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    source: str | None = None
+    is_prefix: bool = False
+
+
+class Drafter(CandidateGenerator):
+    """
+    The contract of every drafter: it is told each token of the text, and proposes what may come next.
+
+    As a transformers `CandidateGenerator` it also serves `_assisted_decoding`.
+
+    Args:
+        num_draft_tokens (`int`): most tokens of a draft.
+        max_length (`int`): most tokens of prompt and output.
+    """
+
+    def __init__(self, num_draft_tokens: int, max_length: int):
+        self.num_draft_tokens = num_draft_tokens
+        self.max_length = max_length
+        self.length = 0  # tokens of the text that the drafter knows of
+
+    @abstractmethod
+    def observe(self, token: int) -> None:
+        """The next token of the text."""
+
+    @abstractmethod
+    def propose(self, limit: int) -> Draft:
+        """At most `limit` tokens that may come next."""
+
+    def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, None]:
+        """
+        The text with a draft behind it.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, sequence_length)`): the text so far.
+
+        Returns:
+            `tuple[torch.LongTensor, None]`: ids of shape `(1, sequence_length + draft_length)`; no probabilities, as the
+            draft is one fixed sequence.
+        """
+        for token in input_ids[0, self.length :].tolist():
+            self.observe(token)
+        self.length = input_ids.shape[1]
+        draft = self.propose(min(self.num_draft_tokens, self.max_length - self.length - 1))
+        return torch.cat([input_ids, input_ids.new_tensor([draft.ids])], dim=1), None
+
+    def update_candidate_strategy(self, input_ids, scores, num_matches) -> None:
+        """Nothing: what was accepted is seen in the next `input_ids`."""
+
+
+class Child:
+    """
+    The fork of the text that closes the thought early and drafts the answer, one token a step.
+
+    It has its own random generator and its own processors: nothing that the parent uses is touched.
+
+    Args:
+        draft_budget (`int`): thinking tokens before the fork.
+        forced_close (`Sequence[int]`): the tokens that close the thought; they are not chosen.
+        logits_processor (`LogitsProcessorList`): of the parent, see [`child_processors`].
+        eos_ids (`set[int]`): tokens that end the draft.
+        max_draft_length (`int`, *optional*): most drafted tokens.
+        temperature (`float`): 0 = greedy.
+        generator (`torch.Generator`, *optional*): for sampling.
+    """
+
+    def __init__(
+        self,
+        draft_budget: int,
+        forced_close,
+        logits_processor: LogitsProcessorList,
+        eos_ids: set[int],
+        max_draft_length: int | None = None,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ):
+        self.draft_budget = draft_budget
+        self.tokens: list[int] = []  # the draft, without the close
+        self.ended_by = ""
+        self._forced = list(forced_close)
+        self._processors = logits_processor
+        self._eos_ids = eos_ids
+        self._max_draft_length = max_draft_length
+        self._temperature = temperature
+        self._generator = generator
+
+    def choose(self, ids: torch.LongTensor, logits: torch.FloatTensor) -> int:
+        """
+        The child's next token: the next of the close, or one it picks.
+
+        Args:
+            ids (`torch.LongTensor` of shape `(1, sequence_length)`): the child's text so far.
+            logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
+        """
+        if self._forced:
+            return self._forced.pop(0)
+        scores = self._processors(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
+        if self._temperature == 0:
+            token = int(scores.argmax(dim=-1))
+        else:
+            probs = (scores / self._temperature).softmax(dim=-1)
+            token = int(torch.multinomial(probs, num_samples=1, generator=self._generator))
+        self.tokens.append(token)
+        if token in self._eos_ids:
+            self.ended_by = "eos"
+        elif len(self.tokens) == self._max_draft_length:
+            self.ended_by = "max_draft_length"
+        return token
+
+
+# transformers' processors that are functions of their arguments: a child can use the parent's own
+_STATELESS = tuple(
+    getattr(logits_process, name)
+    for name in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "ForcedBOSTokenLogitsProcessor",
+        "ForcedEOSTokenLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+        "MinLengthLogitsProcessor",
+        "MinNewTokensLengthLogitsProcessor",
+        "MinPLogitsWarper",
+        "NoBadWordsLogitsProcessor",
+        "NoRepeatNGramLogitsProcessor",
+        "RepetitionPenaltyLogitsProcessor",
+        "SequenceBiasLogitsProcessor",
+        "SuppressTokensAtBeginLogitsProcessor",
+        "SuppressTokensLogitsProcessor",
+        "TopHLogitsWarper",
+        "TopKLogitsWarper",
+        "TopPLogitsWarper",
+        "TypicalLogitsWarper",
+    )
+    if hasattr(logits_process, name)
+)
+
+
+_KEEP_BEST = (logits_process.TopKLogitsWarper, logits_process.TopPLogitsWarper, logits_process.MinPLogitsWarper)
+
+
+def child_processors(parent: LogitsProcessorList, greedy: bool) -> LogitsProcessorList:
+    """
+    The parent's processors for a child: stateless ones shared, others copied as they are at the fork. Left out are the
+    temperature (a child has its own), for a greedy child what only cuts tails, and what cannot be copied apart from its
+    parent because it calls a function or a model: without it the draft may be worse, the output is the same.
+    """
+    processors = LogitsProcessorList()
+    for processor in parent:
+        if isinstance(processor, logits_process.TemperatureLogitsWarper) or (greedy and isinstance(processor, _KEEP_BEST)):
+            continue
+        if type(processor) in _STATELESS:
+            processors.append(processor)
+        elif not inspect.isroutine(processor) and not any(callable(value) for value in vars(processor).values()):
+            try:
+                processors.append(copy.deepcopy(processor))
+            except Exception:
+                continue
+    return processors

@@ -1,0 +1,160 @@
+"""How each model family marks its thoughts: one row a family, and how a tokenizer tells which family it is of."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Family(NamedTuple):
+    """
+    Thinking markers of a family, as text.
+
+    Args:
+        name (`str`): of the family.
+        signs (`tuple[str, ...]`): what the vocabulary or the chat template of its tokenizers contains, all of it.
+        start, end (`str`): what opens and, at its shortest, closes a thought.
+        close (`str`): how the model itself goes from thought to answer.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    start: str
+    end: str
+    close: str
+
+
+THINK = ("<think>", "</think>")
+
+# The first row whose signs are all there is taken: the peculiar before the common.
+FAMILIES = (
+    Family(
+        "gpt-oss",
+        ("<|channel|>", "<|message|>"),
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    Family("gemma-4", ("<|channel>", "<channel|>"), "<|channel>thought\n", "<channel|>", "\n<channel|>"),
+    Family(
+        "kimi-k3",
+        ("<|open|>", "<|close|>", "<|sep|>"),
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|close|>think<|sep|><|open|>response<|sep|>",
+    ),
+    Family("kimi-vl", ("◁think▷", "◁/think▷"), "◁think▷", "◁/think▷", "◁/think▷"),
+    Family("magistral", ("[THINK]", "[/THINK]"), "[THINK]", "[/THINK]", "[/THINK]"),
+    Family("seed-oss", ("<seed:think>", "</seed:think>"), "<seed:think>", "</seed:think>", "</seed:think>\n"),
+    Family("minimax-m3", ("<mm:think>", "</mm:think>"), "<mm:think>", "</mm:think>", "</mm:think>"),
+    Family(
+        "hy3",
+        ("<think:opensource>", "</think:opensource>"),
+        "<think:opensource>",
+        "</think:opensource>",
+        "</think:opensource>",
+    ),
+    Family(
+        "command-a",
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>"),
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "<|END_THINKING|><|START_RESPONSE|>",
+    ),
+    Family(
+        "command-a (v4)",
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>"),
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "<|END_THINKING|><|START_TEXT|>",
+    ),
+    Family("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), "<|inner_prefix|>", "<|inner_suffix|>", "<|inner_suffix|>"),
+    Family("exaone-deep", ("<thought>", "</thought>"), "<thought>", "</thought>", "\n</thought>\n\n"),
+    Family("hunyuan-a13b", (*THINK, "<answer>"), *THINK, "\n</think>\n<answer>\n"),
+    Family("granite-3.3", ("<|start_of_role|>", *THINK, "<response>"), *THINK, "</think><response>"),
+    Family("ernie-4.5", (*THINK, "<response>"), *THINK, "\n</think>\n\n<response>\n"),
+    Family(
+        "granite-3.2",
+        ("<|start_of_role|>", "Here is my thought process:", "Here is my response:"),
+        "Here is my thought process:",
+        "Here is my response:",
+        "Here is my response:",
+    ),
+    Family(
+        "apriel",
+        ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        "Here are my reasoning steps:\n",
+        "[BEGIN FINAL RESPONSE]",
+        "\n[BEGIN FINAL RESPONSE]",
+    ),
+    Family("glm-4.5", ("<|assistant|>", *THINK), *THINK, "</think>\n"),
+    Family("deepseek-r1", ("<｜Assistant｜><think>\\n", "</think>"), *THINK, "\n</think>\n\n"),
+    Family("deepseek-v3.1", ("<｜Assistant｜>", "</think>"), *THINK, "</think>"),
+    Family("phi-4-reasoning", ("<|im_sep|>", *THINK), *THINK, "</think>"),
+    Family("smollm3", ("/no_think", *THINK), *THINK, "\n</think>\n"),
+    Family("think", THINK, *THINK, "\n</think>\n\n"),  # Qwen3, Qwen3.5, QwQ, MiniMax-M2, MiMo, Nemotron, Olmo-3, ...
+)
+
+
+def family_of(tokenizer) -> Family | None:
+    """
+    The family that a tokenizer belongs to: by its `response_template`, then by the table above.
+
+    Returns:
+        [`Family`], or `None` if nothing says how its model marks a thought.
+    """
+    template = tokenizer.chat_template or ""
+    if not isinstance(template, str):  # several named templates
+        template = "\n".join(template.values())
+    row = next((f for f in FAMILIES if all(sign in template or is_token(tokenizer, sign) for sign in f.signs)), None)
+    declared = _declared_markers(tokenizer)
+    if declared is None:
+        return row
+    start, end = declared
+    if row is not None and row.end == end:
+        return row._replace(start=start)
+    return Family("declared", (), start, end, end)
+
+
+def _declared_markers(tokenizer) -> tuple[str, str] | None:
+    """The literal `open` and `close` of the reasoning field of `tokenizer.response_template`, if it has one."""
+    template = getattr(tokenizer, "response_template", None)
+    fields = template.get("fields", {}) if isinstance(template, dict) else {}
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        field = fields.get(name)
+        if isinstance(field, dict) and isinstance(field.get("open"), str) and isinstance(field.get("close"), str):
+            return field["open"], field["close"]
+    return None
+
+
+def is_token(tokenizer, text: str) -> bool:
+    """Whether `text` is one token of the vocabulary."""
+    index = tokenizer.convert_tokens_to_ids(text)
+    return index is not None and tokenizer.convert_ids_to_tokens(index) == text
+
+
+def encode(tokenizer, text: str) -> list[int]:
+    """Token ids of `text` alone."""
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def decode(tokenizer, tokens: Sequence[int]) -> str:
+    """The text of `tokens`, special tokens included."""
+    return tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+_BEFORE = ("", " ", "\n", "\n\n", "a", "a ", "a.", ".\n\n", "1", ")", "`", "*", "**", "#", "# ", '"', ",", ":", "(")
+_BEHIND = ("", " ", "\n", "\n\n", "a", " a", "1", " 1", ".", ",", "*", "**", "`", '"', ":", " $", "(")
+
+
+def spellings_of(tokenizer, text: str) -> list[tuple[int, ...]]:
+    """The token sequences that spell `text` between common neighbours; a first or last token may reach beyond it."""
+    found: dict[tuple[int, ...], None] = {tuple(encode(tokenizer, text)): None}
+    for before in _BEFORE:
+        for behind in _BEHIND:
+            ids = encode(tokenizer, before + text + behind)
+            end = next((n for n in range(1, len(ids) + 1) if text in decode(tokenizer, ids[:n])), None)
+            if end is None:
+                continue
+            start = next(n for n in range(end - 1, -1, -1) if text in decode(tokenizer, ids[n:end]))
+            found[tuple(ids[start:end])] = None
+    # of two spellings that end alike the shorter finds all that the longer does
+    return [s for s in found if not any(s != other and s[len(s) - len(other) :] == other for other in found)]

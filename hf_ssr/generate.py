@@ -1,0 +1,133 @@
+"""
+The door: the `ssr` generation mode, `generate` for transformers' `custom_generate`, and a mixin for model classes.
+
+On the Hub this file is `custom_generate/generate.py`, with the modules it imports beside it.
+"""
+
+import copy
+import inspect
+import sys
+from typing import Any
+
+from transformers import GenerationConfig, StoppingCriteriaList
+from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
+
+from .config import GENERATION_MODE, SETTINGS, SSRConfig
+from .decoding import ssr_decoding
+from .drafter_suffix import SuffixDrafter
+
+_DECODING_METHOD = f"_{GENERATION_MODE}_decoding"
+GENERATION_MODES_MAPPING[GENERATION_MODE] = _DECODING_METHOD
+setattr(GenerationMixin, _DECODING_METHOD, ssr_decoding)
+
+
+def generate(*args, **kwargs):
+    """
+    SSR as a `custom_generate` function: `model.generate(..., custom_generate=hf_ssr.generate)`, or loaded by transformers
+    from a Hub repository or a folder.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        args, kwargs: as for [`~transformers.GenerationMixin.generate`]; settings of [`SSRConfig`] work as keywords too.
+
+    Returns:
+        What `model.generate` returns; [`SSROutput`] under `return_dict_in_generate`.
+
+    Raises:
+        `ValueError`: as [`SSRConfig`] and [`ssr_decoding`].
+    """
+    if _is_decoding_call(kwargs):
+        return _decode(*args, **kwargs)
+    if "model" in kwargs:  # by keyword from transformers, so that the inputs may be positional
+        return _generate_with(kwargs.pop("model"), *args, **kwargs)
+    return _generate_with(*args, **kwargs)
+
+
+def _is_decoding_call(kwargs: dict[str, Any]) -> bool:
+    """Whether `generate` of transformers calls a decoding method, its preparations done."""
+    config = kwargs.get("generation_config")
+    return isinstance(kwargs.get("stopping_criteria"), StoppingCriteriaList) and hasattr(config, "_eos_token_tensor")
+
+
+def _decode(model, input_ids, generation_config: GenerationConfig, **kwargs):
+    config = SSRConfig.from_config(generation_config)
+    settings = {name: kwargs.pop(name) for name in SETTINGS if name in kwargs}
+    config.update(**{name: value for name, value in settings.items() if value is not None})
+    # transformers takes the streamer from a callable, and its reader would wait for ever
+    kwargs.setdefault("streamer", _local_of_generate("streamer"))
+    kwargs.setdefault("tokenizer", _local_of_generate("tokenizer"))
+    return ssr_decoding(model, input_ids, generation_config=config, **kwargs)
+
+
+def _local_of_generate(name: str) -> Any:
+    """An argument of the `GenerationMixin.generate` call that we are in, or of the wrappers around it."""
+    method, codes = GenerationMixin.generate, []
+    while method is not None:
+        codes.append(method.__code__)
+        method = getattr(method, "__wrapped__", None)
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not codes[-1]:
+        frame = frame.f_back
+    while frame is not None and frame.f_code in codes:
+        found = frame.f_locals.get(name)
+        if found is None:
+            found = frame.f_locals.get("kwargs", {}).get(name)
+        if found is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
+def _generate_with(model, *args, generation_config: GenerationConfig | None = None, **kwargs):
+    """`model.generate` in the `ssr` mode, from a call that has not been prepared."""
+    kwargs.pop("custom_generate", None)
+    kwargs.pop("trust_remote_code", None)
+    config = SSRConfig() if generation_config is None else SSRConfig.from_config(copy.deepcopy(generation_config))
+    # what the call sets moves into the config, but for `None`: as a keyword that means "none", in a config "inherit"
+    settings = {k: v for k, v in kwargs.items() if v is not None and k in vars(config) and not k.startswith("_")}
+    config.update(**settings)
+    rest = {k: v for k, v in kwargs.items() if k not in settings and not (k in SETTINGS and v is None)}
+    return type(model).generate(model, *args, generation_config=config, **rest)
+
+
+def _signature() -> inspect.Signature:
+    """Names the settings of SSR: transformers gives a callable only the keywords that its signature has."""
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in SETTINGS]
+    own = inspect.signature(generate).parameters
+    return inspect.Signature([own["args"], *named, own["kwargs"]])
+
+
+generate.__signature__ = _signature()
+
+
+class SSRGenerationMixin:
+    """
+    For a model class: `class MyModel(SSRGenerationMixin, Qwen3ForCausalLM)`.
+
+    Uses SSR whenever `model.generation_config` is an [`SSRConfig`] and a call passes no config, and gives transformers'
+    assisted decoding our drafter.
+    """
+
+    def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
+        config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        if generation_config is not None or not getattr(self.generation_config, "is_ssr_config", False):
+            return config, model_kwargs
+        given = [name for name in ("draft_budgets", "draft_interval") if kwargs.get(name) is not None]
+        if len(given) == 1:  # replaces the other, inherited one
+            setattr(config, "draft_interval" if given == ["draft_budgets"] else "draft_budgets", None)
+        return SSRConfig.from_config(config), model_kwargs
+
+    def _get_candidate_generator(self, generation_config: GenerationConfig, input_ids, *args, **kwargs):
+        if not getattr(generation_config, "is_ssr_config", False):
+            return super()._get_candidate_generator(generation_config, input_ids, *args, **kwargs)
+        config = SSRConfig.from_config(generation_config)
+        drafter = SuffixDrafter(
+            config.setting("sources"),
+            config.setting("min_match_length"),
+            config.setting("num_draft_tokens"),
+            config.max_length,
+        )
+        drafter.add("prompt", input_ids[0].tolist())
+        drafter.length = input_ids.shape[1]
+        drafter.add_draft(list(config.prediction_ids or []))
+        return drafter

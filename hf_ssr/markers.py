@@ -1,0 +1,228 @@
+"""Thinking markers: what to look for, in tokens or in text, and which of them a model uses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .families import Family, decode, encode, family_of, spellings_of
+
+
+@dataclass(frozen=True)
+class Marker:
+    """
+    A marker to look for: token sequences that spell it, or a text that is found however it is tokenised.
+
+    Args:
+        spellings (`tuple[tuple[int, ...], ...]`): token ids, one tuple a spelling; not used if `text` is set.
+        text (`str`, *optional*): what to find in the decoded tokens.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): decodes the tokens if `text` is set.
+    """
+
+    spellings: tuple[tuple[int, ...], ...] = ()
+    text: str | None = None
+    tokenizer: Any = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def window(self) -> int:
+        """Most tokens that an occurrence can take."""
+        if self.text is not None:
+            return len(self.text.encode()) + 1  # a token is at least a byte; one more, as the first may be half a character
+        return max(map(len, self.spellings))
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of `tokens` completes the marker, given that no token before it did."""
+        if self.text is not None:
+            return self.text in decode(self.tokenizer, tokens[-self.window :])
+        return any(tuple(tokens[-len(spelling) :]) == spelling for spelling in self.spellings)
+
+    def first_end(self, tokens: Sequence[int]) -> int | None:
+        """Index just past the first occurrence in `tokens`, `None` if there is none."""
+        return next((end for end in range(1, len(tokens) + 1) if self.ends(tokens[:end])), None)
+
+
+@dataclass(frozen=True)
+class ThinkingMarkers:
+    """
+    How one model marks its thoughts, resolved to what decoding needs.
+
+    Args:
+        start (`Marker`, *optional*): opens a thought; `None` = the thought is open from the first new token.
+        end (`Marker`): the shortest marker that closes a thought.
+        forced_close (`tuple[int, ...]`): what is appended when a thought is cut.
+        scan_prompt (`bool`): whether to look for markers in the prompt.
+        turn_ends (`frozenset[int]`): tokens that end a turn; markers before the last of them are of earlier turns.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): tells white space from text behind a close in the prompt.
+    """
+
+    start: Marker | None
+    end: Marker
+    forced_close: tuple[int, ...]
+    scan_prompt: bool = True
+    turn_ends: frozenset[int] = frozenset()
+    tokenizer: Any = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def tail(self) -> tuple[int, ...]:
+        """What follows the end marker inside the forced close: `\\n\\n`, or the opening of gpt-oss's final channel."""
+        return self.forced_close[self.end.first_end(self.forced_close) :]
+
+    def phase_of_prompt(self, prompt: Sequence[int]) -> str:
+        """`"open"` if the prompt ends inside a thought, `"closed"` if just past one, else `"unstarted"`."""
+        unmarked = "open" if self.start is None else "unstarted"
+        if not self.scan_prompt:
+            return unmarked
+        turn = max((i + 1 for i, token in enumerate(prompt) if token in self.turn_ends), default=0)
+        opened, closed, at_answer = self._last_marks(list(prompt[turn:]))
+        if opened >= closed:
+            return "open" if opened > 0 else unmarked
+        return "closed" if at_answer else unmarked
+
+    def _last_marks(self, tokens: list[int]) -> tuple[int, int, bool]:
+        """
+        Where the last start and the last end marker end (-1: nowhere), and whether an answer can begin behind that end:
+        behind a close only white space or the close's own tail may stand, else it is history, or text.
+        """
+        marks = [self.start, self.end]
+        if all(mark is None or mark.text is None for mark in marks):
+            opened, closed = (-1 if mark is None else _last_end(tokens, mark.spellings) for mark in marks)
+            rest = tokens[closed:]
+            blank = self.tokenizer is not None and not decode(self.tokenizer, rest).strip()
+            return opened, closed, blank or not rest or tuple(rest) == self.tail
+        text = decode(self.tokenizer, tokens)
+        opened, closed = (-1 if mark is None else _last_end_in_text(text, mark, self.tokenizer) for mark in marks)
+        rest = text[closed:]
+        return opened, closed, not rest.strip() or rest == decode(self.tokenizer, self.tail)
+
+
+def _last_end(tokens: list[int], spellings: tuple[tuple[int, ...], ...]) -> int:
+    ends = (
+        end
+        for end in range(len(tokens), 0, -1)
+        if any(tokens[end - 1] == s[-1] and tuple(tokens[max(0, end - len(s)) : end]) == s for s in spellings)
+    )
+    return next(ends, -1)
+
+
+def _last_end_in_text(text: str, marker: Marker, tokenizer) -> int:
+    texts = [marker.text] if marker.text is not None else [decode(tokenizer, s) for s in marker.spellings]
+    return max((text.rfind(t) + len(t) for t in texts if t in text), default=-1)
+
+
+def resolve_markers(config, tokenizer=None) -> ThinkingMarkers | None:
+    """
+    The thinking markers of a model: what `config` sets, completed from the tokenizer's family.
+
+    Args:
+        config (`GenerationConfig`): with `thinking_start`, `thinking_end`, `forced_close` (text, ids or `None`).
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): of the model.
+
+    Returns:
+        [`ThinkingMarkers`], or `None` if neither knows where a thought ends.
+
+    Raises:
+        `ValueError`: for text without a tokenizer, or a `forced_close` that does not hold `thinking_end`.
+    """
+    family = None if tokenizer is None else family_of(tokenizer)
+    end = _marker("thinking_end", config.thinking_end, tokenizer)
+    if end is None:
+        if family is None:
+            return None
+        end = _marker("thinking_end", family.end, tokenizer)
+    elif family is not None and end != _marker("thinking_end", family.end, tokenizer):
+        family = None  # the caller's own way to close: the family's other markers do not belong to it
+    start_setting = config.thinking_start
+    if start_setting is None and family is not None:
+        start_setting = family.start
+    start = None if start_setting is None or len(start_setting) == 0 else _marker("thinking_start", start_setting, tokenizer)
+    return ThinkingMarkers(
+        start=start,
+        end=end,
+        forced_close=_forced_close(config, end, family, tokenizer),
+        scan_prompt=config.thinking_start is None or len(config.thinking_start) > 0,
+        turn_ends=_turn_ends(config, tokenizer),
+        tokenizer=tokenizer,
+    )
+
+
+def require_markers(config, tokenizer=None) -> ThinkingMarkers:
+    """[`resolve_markers`], or a `ValueError` that says which settings to give."""
+    markers = resolve_markers(config, tokenizer)
+    if markers is None:
+        raise ValueError(
+            "`thinking_end` is not set and could not be detected: set `thinking_end` (and `thinking_start`, if the model "
+            "opens its thoughts itself) to the model's markers, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`."
+        )
+    return markers
+
+
+def _marker(name: str, setting, tokenizer) -> Marker | None:
+    if setting is None:
+        return None
+    if not isinstance(setting, str):
+        spellings = setting if isinstance(setting[0], (list, tuple)) else [setting]
+        return Marker(spellings=tuple(tuple(s) for s in spellings))
+    if tokenizer is None:
+        raise ValueError(
+            f"`{name}`={setting!r} is text, which needs a tokenizer: pass `tokenizer=` to `generate`, make the config with "
+            "`SSRConfig.from_tokenizer(tokenizer, ...)`, or give token ids."
+        )
+    ids = encode(tokenizer, setting)
+    if all(i in tokenizer.added_tokens_decoder for i in ids):  # spelt in one way only
+        return Marker(spellings=(tuple(ids),))
+    return Marker(text=setting, tokenizer=tokenizer)
+
+
+def _forced_close(config, end: Marker, family: Family | None, tokenizer) -> tuple[int, ...]:
+    setting = config.forced_close
+    if setting is None:
+        if family is not None:
+            setting = family.close
+        else:
+            setting = end.text if end.text is not None else end.spellings[0]
+    if isinstance(setting, str):
+        if tokenizer is None:
+            raise ValueError(
+                f"`forced_close`={setting!r} is text, which needs a tokenizer: pass `tokenizer=` to `generate`, make the "
+                "config with `SSRConfig.from_tokenizer(tokenizer, ...)`, or give token ids."
+            )
+        setting = encode(tokenizer, setting)
+    close = tuple(setting)
+    if end.first_end(close) is None:
+        raise ValueError(
+            f"`forced_close`={config.forced_close!r} must contain `thinking_end`={config.thinking_end!r}, or the thought "
+            "would stay open: add the marker to it."
+        )
+    return close
+
+
+def _turn_ends(config, tokenizer) -> frozenset[int]:
+    eos = config.eos_token_id
+    ids = set() if eos is None else set(eos) if isinstance(eos, (list, tuple)) else {eos}
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)
+
+
+def resolved_settings(config, tokenizer) -> dict[str, list]:
+    """
+    `thinking_start`, `thinking_end` and `forced_close` as token ids, for a config that needs no tokenizer later.
+
+    A text that is no token of its own can be spelt in many ways; the usual ones are listed, by encoding it between
+    letters, digits, punctuation and white space.
+
+    Raises:
+        `ValueError`: if no thinking marker is known.
+    """
+    markers = require_markers(config, tokenizer)
+
+    def ids(marker: Marker | None) -> list:
+        if marker is None:
+            return []
+        spellings = spellings_of(tokenizer, marker.text) if marker.text is not None else marker.spellings
+        return list(spellings[0]) if len(spellings) == 1 else [list(s) for s in spellings]
+
+    settings = {"thinking_end": ids(markers.end), "forced_close": list(markers.forced_close)}
+    if markers.start is not None or not markers.scan_prompt:
+        settings["thinking_start"] = ids(markers.start)
+    return settings

@@ -1,0 +1,258 @@
+"""`SSRMetrics`: everything that is counted while SSR decodes, and the rates derived from it."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+# Where the target's forwards are spent: `drafting` are the two-row steps in which the child drafts while the parent
+# thinks; `verify` are the rounds up to the first mismatch with the draft, `speculate` all later steps of the answer.
+PHASES = ("prefill", "thinking", "drafting", "verify", "speculate")
+SOURCES = ("draft", "thought", "prompt", "answer")
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan
+
+
+@dataclass
+class Stage:
+    """
+    One fork and its draft.
+
+    Args:
+        draft_budget (`int`): thinking tokens before the fork.
+        draft_tokens (`int`): tokens that the child drafted, the forced close not counted.
+        ended_by (`str`): `"eos"`, `"max_draft_length"`, `"fork"` (the next stage began), `"close"` (the thought ended) or
+            `"stop"` (generation ended).
+    """
+
+    draft_budget: int
+    draft_tokens: int = 0
+    ended_by: str = ""
+
+
+@dataclass
+class SSRMetrics:
+    """
+    Counts (tokens, forwards) and times (seconds) of one prompt's generation; rates are properties, `nan` where undefined.
+
+    Args:
+        prompt_tokens, new_tokens, thinking_tokens (`int`): lengths; the thought's closing marker counts as thought.
+        stages (`list[Stage]`): the forks, in order.
+        rounds (`int`): target forwards of the answer that verified a draft.
+        drafted_tokens (`int`): draft tokens that were given to verification.
+        prefix_accepted (`int`): draft tokens accepted before the first mismatch with the draft.
+        suffix_accepted (`dict[str, int]`): draft tokens accepted later, by the source they were drafted from.
+        recovered_tokens, bonus_tokens, plain_tokens (`int`): tokens of the model itself: replacing a rejected draft token,
+            after a fully accepted draft, and from steps without a draft.
+        lookups, hits (`int`): steps of the answer past the first mismatch; those in which a draft token was accepted.
+        forwards (`dict[str, int]`): target forwards by phase.
+        shapes (`dict[str, list]`): forwards after the prefill by rows x tokens: how many, and their seconds.
+        seconds (`dict[str, float]`): wall time by phase. Drafting is hidden in the thought, except for
+            `drafting_exposed`, the part of it in which the parent waits: to fork, drop the row, pick the child's tokens.
+        forward_seconds, total_seconds (`float`): inside the model's forwards, and of the whole generation.
+        thinking_budget (`int`, *optional*): the budget in force; `thinking_budget_capped`: whether it was cut to leave
+            room for an answer.
+        plain_reason (`str`, *optional*): why plain decoding ran instead of SSR.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    thinking_tokens: int = 0
+    stages: list[Stage] = field(default_factory=list)
+    rounds: int = 0
+    drafted_tokens: int = 0
+    prefix_accepted: int = 0
+    suffix_accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
+    recovered_tokens: int = 0
+    bonus_tokens: int = 0
+    plain_tokens: int = 0
+    lookups: int = 0
+    hits: int = 0
+    forwards: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
+    shapes: dict[str, list] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "drafting_exposed"), 0.0))
+    forward_seconds: float = 0.0
+    total_seconds: float = 0.0
+    thinking_budget: int | None = None
+    thinking_budget_capped: bool = False
+    plain_reason: str | None = None
+
+    @contextmanager
+    def timed_forward(self, phase: str, rows: int, tokens: int, device: torch.device) -> Iterator[None]:
+        """Counts one target forward of `rows` x `tokens` and its time; waits for the device, as choosing a token does."""
+        begin = time.perf_counter()
+        yield
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        elapsed = time.perf_counter() - begin
+        self.forwards[phase] += 1
+        self.forward_seconds += elapsed
+        if phase != "prefill":
+            shape = self.shapes.setdefault(f"{rows}x{tokens}", [0, 0.0])
+            shape[0] += 1
+            shape[1] += elapsed
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Adds the wall time of the block to `seconds[phase]`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - begin
+
+    @contextmanager
+    def timed_in_all(self) -> Iterator[None]:
+        """Measures `total_seconds`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.total_seconds = time.perf_counter() - begin
+
+    @property
+    def target_forwards(self) -> int:
+        """All forwards, the prefill among them."""
+        return sum(self.forwards.values())
+
+    @property
+    def answer_forwards(self) -> int:
+        """Forwards after the thought (after the prefill, if there is none)."""
+        return self.forwards["verify"] + self.forwards["speculate"]
+
+    @property
+    def answer_tokens(self) -> int:
+        """New tokens outside the thought."""
+        return self.new_tokens - self.thinking_tokens
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens drafted by the children of all stages."""
+        return sum(stage.draft_tokens for stage in self.stages)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Draft tokens that were kept."""
+        return self.prefix_accepted + sum(self.suffix_accepted.values())
+
+    @property
+    def wasted_draft_tokens(self) -> int:
+        """Draft tokens that were verified in vain."""
+        return self.drafted_tokens - self.accepted_tokens
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens / verified draft tokens."""
+        return _ratio(self.accepted_tokens, self.drafted_tokens)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens gained by a round: 1 + accepted / rounds."""
+        return 1 + _ratio(self.accepted_tokens, self.rounds)
+
+    @property
+    def mean_draft_length(self) -> float:
+        """Draft tokens of a round."""
+        return _ratio(self.drafted_tokens, self.rounds)
+
+    @property
+    def suffix_hit_rate(self) -> float:
+        """Share of the answer's steps past the first mismatch in which a draft token was accepted."""
+        return _ratio(self.hits, self.lookups)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """New tokens / forwards, over the whole generation."""
+        return _ratio(self.new_tokens, self.target_forwards)
+
+    @property
+    def answer_tokens_per_forward(self) -> float:
+        """Answer tokens / forwards after the thought."""
+        return _ratio(self.answer_tokens, self.answer_forwards)
+
+    def _mean_seconds(self, select) -> float:
+        """Mean time of the forwards whose (rows, tokens) `select` takes."""
+        chosen = [v for shape, v in self.shapes.items() if select(*map(int, shape.split("x")))]
+        return _ratio(sum(seconds for _, seconds in chosen), sum(count for count, _ in chosen))
+
+    @property
+    def plain_step_seconds(self) -> float:
+        """Mean time of a one-row, one-token forward in this run."""
+        return self._mean_seconds(lambda rows, tokens: rows == tokens == 1)
+
+    @property
+    def verify_overhead(self) -> float:
+        """Time of a forward that verifies a draft / time of a plain step."""
+        return _ratio(self._mean_seconds(lambda rows, tokens: rows == 1 < tokens), self.plain_step_seconds)
+
+    @property
+    def thinking_slowdown(self) -> float:
+        """Time of a two-row step / time of a plain step: what a child costs the parent while it is there."""
+        return _ratio(self._mean_seconds(lambda rows, tokens: rows == 2), self.plain_step_seconds)
+
+    @property
+    def answer_speedup(self) -> float:
+        """Forwards of the answer in plain steps' time, one a token, / its time here. Prefill and thought not counted."""
+        here = self.seconds["verify"] + self.seconds["speculate"]
+        return _ratio(self.answer_tokens * self.plain_step_seconds, here)
+
+    @property
+    def cost(self) -> float:
+        """All forwards after the prefill, each weighted by its measured time, in plain steps."""
+        return _ratio(sum(seconds for _, seconds in self.shapes.values()), self.plain_step_seconds)
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Time outside the model's forwards."""
+        return self.total_seconds - self.forward_seconds
+
+    def to_dict(self) -> dict:
+        """Counts, times and rates for JSON; an undefined rate is `None`."""
+        rates = {name: getattr(self, name) for name in _DERIVED}
+        values = {**asdict(self), **rates}
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+
+    def to_json(self) -> str:
+        """[`to_dict`] as one line of JSON."""
+        return json.dumps(self.to_dict())
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<28}{value}" for name, value in self._rows())
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        if self.plain_reason is not None:
+            yield "plain decoding", self.plain_reason
+            return
+        yield "tokens", f"{self.prompt_tokens} prompt, {self.thinking_tokens} thought, {self.answer_tokens} answer"
+        if self.thinking_budget is not None:
+            yield "thinking budget", f"{self.thinking_budget}{' (cut to fit)' if self.thinking_budget_capped else ''}"
+        stages = [f"{s.draft_tokens} from {s.draft_budget} ({s.ended_by})" for s in self.stages]
+        yield "stages (draft from budget)", ", ".join(stages) or "none"
+        yield "forwards", _listed(self.forwards, "d")
+        yield "seconds", _listed(self.seconds, ".3f")
+        yield "seconds in all", f"{self.total_seconds:.3f}, outside forwards {self.overhead_seconds:.3f}"
+        yield "rounds", f"{self.rounds}, {self.mean_draft_length:.2f} draft tokens each"
+        yield "accepted from the prefix", f"{self.prefix_accepted}"
+        yield "accepted from suffixes", _listed(self.suffix_accepted, "d")
+        yield (
+            "tokens of the model",
+            f"{self.recovered_tokens} recovered, {self.bonus_tokens} bonus, {self.plain_tokens} plain",
+        )
+        yield "wasted draft tokens", f"{self.wasted_draft_tokens}"
+        for name in _DERIVED:
+            value = getattr(self, name)
+            if isinstance(value, float) and not name.endswith("seconds"):
+                yield name.replace("_", " "), f"{value:.3f}"
+
+
+def _listed(values: dict[str, float], form: str) -> str:
+    return ", ".join(f"{value:{form}} {name}" for name, value in values.items() if value) or "none"
+
+
+_DERIVED = tuple(name for name, value in vars(SSRMetrics).items() if isinstance(value, property))

@@ -1,0 +1,63 @@
+"""What generation hands out: `SSROutput` at its end, and the stream meanwhile."""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from .metrics import SSRMetrics
+
+
+@dataclass
+class SSROutput(GenerateDecoderOnlyOutput):
+    """
+    What `generate` returns under `return_dict_in_generate`: the fields of plain `generate`, and `metrics`.
+
+    Args:
+        sequences (`torch.LongTensor` of shape `(batch_size, sequence_length)`): prompt and new tokens.
+        scores, logits (`tuple[torch.FloatTensor]`, *optional*): one `(batch_size, vocab_size)` a new token, if asked for.
+        cache (`Cache`, *optional*): holds all but the last token of `sequences`.
+        metrics ([`SSRMetrics`]): what was counted.
+    """
+
+    metrics: SSRMetrics | None = None
+
+
+class Stream:
+    """
+    A streamer that is ended exactly once, however generation ends: its reader must not wait for ever.
+
+    Tokens pass through `put` one by one, in the shapes of plain `generate`. Drafts are shown only to a streamer that has
+    transformers' `put_draft`.
+    """
+
+    def __init__(self, streamer=None):
+        self.streamer = streamer
+        self._ended = streamer is None
+
+    def put(self, tokens: torch.LongTensor) -> None:
+        """Tokens that stay, shape `(batch_size,)`."""
+        if self.streamer is not None:
+            self.streamer.put(tokens.cpu())
+
+    def preview(self, draft: list[int]) -> None:
+        """A draft of the answer, which may yet change."""
+        if draft and hasattr(self.streamer, "put_draft"):
+            self.streamer.put_draft(torch.tensor(draft))
+
+    def end(self) -> None:
+        """The text is complete."""
+        if not self._ended:
+            self._ended = True
+            self.streamer.end()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None:
+            self.end()
+            return
+        with contextlib.suppress(Exception):  # the first error is the one to report
+            self.end()

@@ -1,0 +1,191 @@
+"""What must be settled before the first token: do the settings fit, where do thoughts end, does SSR apply at all."""
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LogitsProcessorList, StoppingCriteriaList
+from transformers.utils import logging
+
+from .config import SSRConfig, not_applicable
+from .forking import unsupported_cache
+from .markers import ThinkingMarkers, require_markers, resolve_markers
+from .metrics import SSRMetrics
+from .output import SSROutput, Stream
+from .scheduling import ForkSchedule
+from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class Preparation:
+    """
+    What [`prepare`] found out.
+
+    Args:
+        thinking ([`ThinkingState`]): of the prompt.
+        plain_reason (`str`, *optional*): why SSR does not apply.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): the one that was found.
+    """
+
+    thinking: ThinkingState
+    plain_reason: str | None
+    tokenizer: Any = None
+
+
+def prepare(
+    model, input_ids: torch.LongTensor, config: SSRConfig, tokenizer, model_kwargs: dict[str, Any], synced_gpus: bool
+) -> Preparation:
+    """
+    Checks settings against model and prompt, and finds the thinking markers.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        input_ids (`torch.LongTensor` of shape `(batch_size, prompt_length)`): the prompt.
+        config ([`SSRConfig`]): prepared by `generate`.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): as given to `generate`.
+        model_kwargs (`dict`): what the model's forward will be given.
+        synced_gpus (`bool`): whether ranks must run equally many forwards.
+
+    Raises:
+        `ValueError`: for an empty prompt, ids out of range, markers that are needed and unknown, or, under `strict`, where
+            SSR does not apply.
+    """
+    if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
+        raise ValueError("`input_ids` is empty: SSR needs a prompt of at least one token.")
+    reason = _why_plain(model, input_ids, config, model_kwargs, synced_gpus)
+    markers, tokenizer = _find_markers(model, config, tokenizer)
+    _validate_ids(model, config, markers)
+    thinking = ThinkingState(
+        markers, input_ids[0].tolist(), config.thinking_budget, config.max_length - input_ids.shape[1]
+    )
+    if thinking.budget_capped:
+        warnings.warn(
+            f"`thinking_budget`={config.thinking_budget} leaves no room for an answer within the "
+            f"{config.max_length - input_ids.shape[1]} new tokens that `max_new_tokens` (or `max_length`) allows: it is cut to "
+            f"{thinking.budget}. Set a smaller `thinking_budget` or a larger `max_new_tokens`.",
+            stacklevel=2,
+        )
+    if reason is not None:
+        not_applicable(config, reason)
+    return Preparation(thinking, reason, tokenizer)
+
+
+def _why_plain(model, input_ids, config: SSRConfig, model_kwargs: dict[str, Any], synced_gpus: bool) -> str | None:
+    """Why plain decoding must run, or `None`."""
+    if model.config.is_encoder_decoder:
+        return "the model is an encoder-decoder"
+    if input_ids.shape[0] > 1:
+        return f"the batch size is {input_ids.shape[0]} (`num_return_sequences` counts), and only 1 is supported"
+    if model_kwargs.get("inputs_embeds") is not None:
+        return "the prompt is given as `inputs_embeds`"
+    if synced_gpus:
+        return "`synced_gpus` needs as many forwards on every rank"
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(config, name) and config.return_dict_in_generate:
+            return f"`{name}` is set, which is not supported"
+    if model._is_stateful:
+        return f"{type(model).__name__} keeps a recurrent state, which cannot be rolled back"
+    return unsupported_cache(model_kwargs.get("cache") if config.use_cache else None)
+
+
+def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers | None, Any]:
+    """The thinking markers, from the settings or a tokenizer, and that tokenizer."""
+    schedule = ForkSchedule(config)
+    needed = next(
+        (
+            name
+            for name, value in (
+                ("thinking_budget", config.thinking_budget is not None),
+                ("draft_interval", config.draft_interval is not None),
+                ("draft_budgets", config.forks_on_request),
+                ("thinking_start", isinstance(config.thinking_start, str)),
+                ("forced_close", config.forced_close is not None),
+            )
+            if value
+        ),
+        None,
+    )
+    is_complete = config.thinking_end is not None and not any(
+        isinstance(s, str) for s in (config.thinking_start, config.thinking_end, config.forced_close)
+    )
+    if tokenizer is None and not is_complete:
+        tokenizer = _local_tokenizer(model.name_or_path)
+    markers = resolve_markers(config, tokenizer)
+    if markers is None and needed is not None:
+        try:
+            require_markers(config, tokenizer)
+        except ValueError as error:
+            raise ValueError(f"`{needed}`={getattr(config, needed)!r} needs thinking markers. {error}") from None
+    if markers is None and not schedule.never:
+        warnings.warn(
+            "No thinking markers were found, so nothing is drafted ahead: only suffix speculation speeds up the text. Set "
+            "`thinking_end`, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`; `draft_budgets=[]` silences this.",
+            stacklevel=2,
+        )
+    return markers, tokenizer
+
+
+@lru_cache(maxsize=4)  # loading one takes longer than a short answer
+def _local_tokenizer(name_or_path: str):
+    """The tokenizer that lies beside a model on this machine, if any."""
+    if not name_or_path:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name_or_path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever is wrong with it, markers can still be given
+        logger.info(f"no tokenizer at {name_or_path}: {error}")
+        return None
+
+
+def _validate_ids(model, config: SSRConfig, markers: ThinkingMarkers | None) -> None:
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    ids = {"prediction_ids": config.prediction_ids or ()}
+    if markers is not None:
+        ids["thinking_start"] = [i for s in (markers.start.spellings if markers.start else ()) for i in s]
+        ids["thinking_end"] = [i for s in markers.end.spellings for i in s]
+        ids["forced_close"] = markers.forced_close
+    for name, values in ids.items():
+        wrong = next((v for v in values if v >= vocab_size), None)
+        if wrong is not None:
+            raise ValueError(f"`{name}` holds the token id {wrong}, but the model's vocabulary has {vocab_size} tokens.")
+
+
+def run_plain(
+    plan: Preparation,
+    model,
+    input_ids: torch.LongTensor,
+    config: SSRConfig,
+    stream: Stream,
+    metrics: SSRMetrics,
+    *,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    **kwargs,
+):
+    """Plain decoding, where SSR does not apply. A thinking budget holds there too. Returns as `ssr_decoding` does."""
+    metrics.plain_reason = plan.plain_reason
+    if config.thinking_budget is not None and plan.thinking.markers is not None:
+        budget = ThinkingBudgetLogitsProcessor(
+            config,
+            prompt_length=input_ids.shape[1],
+            tokenizer=plan.tokenizer,
+            max_new_tokens=config.max_length - input_ids.shape[1],
+        )
+        logits_processor = LogitsProcessorList([*logits_processor, budget])
+    output = model._sample(
+        input_ids,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        generation_config=config,
+        streamer=stream if stream.streamer is not None else None,
+        **kwargs,
+    )
+    metrics.new_tokens = (output if isinstance(output, torch.Tensor) else output.sequences).shape[1] - input_ids.shape[1]
+    fields = {"sequences", "scores", "logits", "attentions", "hidden_states", "cache"}
+    if isinstance(output, torch.Tensor) or model.config.is_encoder_decoder:
+        return output
+    return SSROutput(**{name: getattr(output, name) for name in fields}, metrics=metrics)

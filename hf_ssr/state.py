@@ -1,0 +1,244 @@
+"""The state of one generation: the text so far, what the cache holds of it, and how the target picks the next token."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from .forking import forget, select_rows
+from .metrics import SSRMetrics
+from .output import SSROutput, Stream
+from .thinking import ThinkingState, force_token
+
+
+class TargetState:
+    """
+    One prompt's text and cache under the target. Does what plain `generate` does for each token, in the same order: pick
+    it with the same processors and one random draw, append it, ask the stopping criteria, stream it.
+
+    Row 0 is the parent, whose text is the output. While a child is there it is row 1, as long as the parent; both go
+    through one forward.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): the prompt.
+        generation_config, logits_processor, stopping_criteria, model_kwargs: as `generate` prepares them.
+        thinking ([`ThinkingState`]): follows the text; also forces the tokens of a thinking budget.
+        stream ([`Stream`]): is given each token.
+        metrics ([`SSRMetrics`]): counts.
+    """
+
+    def __init__(
+        self,
+        model,
+        input_ids: torch.LongTensor,
+        generation_config: GenerationConfig,
+        thinking: ThinkingState,
+        stream: Stream,
+        metrics: SSRMetrics,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        **model_kwargs: Any,
+    ):
+        self.model = model
+        self.logits_processor = logits_processor
+        self.stopping_criteria = stopping_criteria
+        self.config = generation_config
+        self.model_kwargs = model_kwargs
+        self.thinking = thinking
+        self.stream = stream
+        self.metrics = metrics
+        self.done = False
+        self.rows = 1
+        self.length = self.prompt_length = input_ids.shape[1]
+        keep = generation_config.return_dict_in_generate
+        self.scores: tuple | None = () if keep and generation_config.output_scores else None
+        self.logits: tuple | None = () if keep and generation_config.output_logits else None
+        self._ids = input_ids.new_zeros((2, self.length + 1024))  # row 0 the parent's text, row 1 the child's
+        self._ids[0, : self.length] = input_ids
+        self._described = self.length  # tokens that `model_kwargs` (positions, mask) describes
+        self._next_logits: torch.Tensor | None = None  # of the next token of each row, if they are there
+
+    @property
+    def ids(self) -> torch.LongTensor:
+        """The text so far, shape `(1, sequence_length)`."""
+        return self._ids[:1, : self.length]
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's token ids."""
+        return self._ids[0, : self.prompt_length].tolist()
+
+    @property
+    def eos_ids(self) -> set[int]:
+        """Tokens that end the text."""
+        eos = self.config._eos_token_tensor
+        return set() if eos is None else set(eos.flatten().tolist())
+
+    @property
+    def child_ids(self) -> torch.LongTensor:
+        """The child's text so far, shape `(1, sequence_length)`."""
+        return self._ids[1:, : self.length]
+
+    @property
+    def room(self) -> int:
+        """Tokens that `max_length` still allows."""
+        return self.config.max_length - self.length
+
+    @property
+    def cached_length(self) -> int:
+        """Tokens that the cache holds between two forwards: all but the last, and what the user's cache held besides."""
+        return self.length - 1 + self._ahead
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the next token can be picked without a forward: only after the prefill."""
+        return self._next_logits is not None
+
+    def prefill(self) -> None:
+        """The forward over the prompt."""
+        with self.metrics.timed_forward("prefill", 1, self.length, self._ids.device):
+            outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
+        self.cache = self.model_kwargs["cache"] = outputs.cache
+        self._next_logits = outputs.logits[:, -1:]
+        # a cache of the user's may hold more than `input_ids` does
+        self._ahead = self.cache.get_seq_length() - self.length
+
+    def forward(self, phase: str, draft: Sequence[int] = ()) -> torch.Tensor:
+        """
+        One forward of the target over what the cache does not hold yet, and over a draft behind it.
+
+        Args:
+            phase (`str`): of the metrics.
+            draft (`Sequence[int]`): proposed tokens of the parent's text; without a child only.
+
+        Returns:
+            `torch.FloatTensor` of shape `(rows, draft_length + 1, vocab_size)`: what comes after the text, and after each
+            draft token.
+        """
+        if self._next_logits is not None:  # left over from the prefill
+            logits, self._next_logits = self._next_logits, None
+            return logits
+        self._describe(self.length)
+        model_kwargs = self.model_kwargs
+        end = self.length + len(draft)
+        if draft:
+            self._reserve(end)
+            self._ids[0, self.length : end] = self._ids.new_tensor(draft)
+            model_kwargs = self._extended(model_kwargs, len(draft))
+        inputs = self.model.prepare_inputs_for_generation(
+            self._ids[: self.rows, :end], next_sequence_length=len(draft) + 1, **model_kwargs
+        )
+        if "logits_to_keep" in inputs:  # set last: some models overwrite it while preparing
+            inputs["logits_to_keep"] = len(draft) + 1
+        with self.metrics.timed_forward(phase, self.rows, len(draft) + 1, self._ids.device):
+            outputs = self.model(**inputs, return_dict=True)
+        return outputs.logits[:, -len(draft) - 1 :]
+
+    def choose(self, logits: torch.FloatTensor) -> int:
+        """
+        The target's next token, as plain `generate` picks it.
+
+        Args:
+            logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
+        """
+        logits = logits.to(copy=True, dtype=torch.float32, device=self._ids.device)
+        scores = self.logits_processor(self.ids, logits)
+        if self.thinking.forced is not None:
+            scores = force_token(scores, self.thinking.forced)
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (logits,)
+        if self.config.do_sample:
+            return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
+        return int(scores.argmax(dim=-1))
+
+    def choices(self, logits: torch.FloatTensor) -> Iterator[int]:
+        """
+        The target's tokens at consecutive positions. Each must be emitted before the next is asked for.
+
+        Args:
+            logits (`torch.FloatTensor` of shape `(1, positions, vocab_size)`): what comes at each, if the ones before agree.
+        """
+        argmax_will_do = not (self.config.do_sample or self.logits_processor or self.thinking.forced is not None)
+        if argmax_will_do and self.scores is None and self.logits is None:
+            yield from logits[0].float().argmax(dim=-1).tolist()
+        else:
+            for position in range(logits.shape[1]):
+                yield self.choose(logits[:, position])
+
+    def emit(self, token: int, child_token: int | None = None) -> None:
+        """Appends the parent's next token, and the child's; the text may be done after it."""
+        self._reserve(self.length + 1)
+        self._ids[0, self.length] = token
+        if child_token is not None:
+            self._ids[1, self.length] = child_token
+        self.length += 1
+        self.thinking.push(token)
+        self.done = bool(self.stopping_criteria(self.ids, self.scores).all())
+        self.stream.put(self._ids[0, self.length - 1 : self.length])
+
+    def is_closing(self, token: int) -> bool:
+        """Whether the thought closes with `token`, or is being closed: nothing is left to draft ahead of."""
+        return self.thinking.forced is not None or self.thinking.closes_with(token)
+
+    def fork(self) -> None:
+        """A second row, the child, with the same text and cache."""
+        self._ids[1, : self.length] = self._ids[0, : self.length]
+        self._select_rows([0, 0])
+
+    def drop_child(self) -> None:
+        """Back to one row."""
+        if self.rows > 1:
+            self._select_rows([0])
+
+    def settle(self) -> None:
+        """Leaves the cache as plain `generate` leaves it: one row, all of the text but its last token."""
+        self.drop_child()
+        layers = [layer for layer in self.cache.layers if layer.get_seq_length() > 0]
+        if not layers:
+            return
+        # an interrupted forward may have reached some layers only: go back to what all of them hold
+        held = min(self.cached_length, *(layer.get_seq_length() for layer in layers))
+        for layer in layers:
+            beyond_window = isinstance(layer, DynamicSlidingWindowLayer) and not layer.record_past
+            if beyond_window and layer.get_seq_length() != held:
+                return  # cut off inside a step, as plain `generate` would leave it
+        forget(self.cache, held)
+
+    def output(self) -> SSROutput | torch.LongTensor:
+        """What `generate` returns."""
+        sequences = self.ids.clone()
+        self.metrics.new_tokens = self.length - self.prompt_length
+        self.metrics.thinking_tokens = self.thinking.thinking_tokens
+        if not self.config.return_dict_in_generate:
+            return sequences
+        return SSROutput(
+            sequences=sequences, scores=self.scores, logits=self.logits, cache=self.cache, metrics=self.metrics
+        )
+
+    def _select_rows(self, rows: list[int]) -> None:
+        self._describe(self.length)
+        self.model_kwargs = select_rows(self.cache, self.model_kwargs, rows)
+        if self._next_logits is not None:
+            self._next_logits = self._next_logits[rows]
+        self.rows = len(rows)
+
+    def _describe(self, length: int) -> None:
+        """Lets `model_kwargs` (positions, mask) describe the first `length` tokens of the text."""
+        if length > self._described:
+            self.model_kwargs = self._extended(self.model_kwargs, length - self._described)
+            self._described = length
+
+    def _extended(self, model_kwargs: dict[str, Any], count: int) -> dict[str, Any]:
+        return self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
+
+    def _reserve(self, length: int) -> None:
+        if length > self._ids.shape[1]:
+            grown = self._ids.new_zeros((2, 2 * length))
+            grown[:, : self._ids.shape[1]] = self._ids
+            self._ids = grown

@@ -1,0 +1,224 @@
+"""Is a text before, in, or past its thought; the thinking budget; and how thought and answer are told apart."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LogitsProcessor
+
+from .markers import ThinkingMarkers, require_markers
+
+
+class ThinkingState:
+    """
+    Follows one text token by token: is it before a thought, in it, or past it, and which token does the thinking budget
+    force next? A thought opens once and closes once: a later marker is text.
+
+    Args:
+        markers (`ThinkingMarkers`, *optional*): of the model; `None` = it never thinks.
+        prompt (`Sequence[int]`): the prompt's token ids.
+        thinking_budget (`int`, *optional*): most thinking tokens; the forced close follows, token by token.
+        max_new_tokens (`int`, *optional*): most new tokens. A thinking budget that leaves no room for the forced close
+            and one token of the answer is cut until it does.
+    """
+
+    def __init__(
+        self,
+        markers: ThinkingMarkers | None,
+        prompt: Sequence[int],
+        thinking_budget: int | None = None,
+        max_new_tokens: int | None = None,
+    ):
+        self.markers = markers
+        phase = "closed" if markers is None else markers.phase_of_prompt(prompt)
+        self.tokens: list[int] = []  # the new tokens so far
+        self.open_position = 0 if phase == "open" else None  # new tokens before the thought's first
+        self.close_position = 0 if phase == "closed" else None  # new tokens up to and with the close
+        self._thinks = phase != "closed"
+        self._budget = thinking_budget
+        self._max_new_tokens = max_new_tokens
+
+    @property
+    def phase(self) -> str:
+        """`"unstarted"`, `"open"` or `"closed"`: what the next token is."""
+        if self.close_position is not None:
+            return "closed"
+        return "unstarted" if self.open_position is None else "open"
+
+    @property
+    def open(self) -> bool:
+        """Whether the next token belongs to the thought."""
+        return self.open_position is not None and self.close_position is None
+
+    @property
+    def thinking_tokens(self) -> int:
+        """Tokens of the thought so far, its closing marker among them."""
+        if self.open_position is None:
+            return 0
+        return (len(self.tokens) if self.close_position is None else self.close_position) - self.open_position
+
+    @property
+    def thought(self) -> list[int]:
+        """The tokens of the thought so far, its closing marker among them."""
+        return [] if self.open_position is None else self.tokens[self.open_position : self.close_position]
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """What follows the end marker inside the forced close."""
+        return () if self.markers is None else self.markers.tail
+
+    @property
+    def budget(self) -> int | None:
+        """The thinking budget in force, in tokens."""
+        if self._budget is None or self._max_new_tokens is None:
+            return self._budget
+        room = self._max_new_tokens - (self.open_position or 0) - len(self.markers.forced_close) - 1
+        return max(0, min(self._budget, room))
+
+    @property
+    def budget_capped(self) -> bool:
+        """Whether the budget was cut so that an answer fits."""
+        return self._thinks and self._budget is not None and self.budget < self._budget
+
+    @property
+    def forced(self) -> int | None:
+        """The token that the thinking budget forces at the next position, if any."""
+        if self._budget is None or self.open_position is None:
+            return None
+        begin = self.open_position + self.budget
+        if self.close_position is not None and self.close_position <= begin:
+            return None  # the thought closed by itself
+        step = len(self.tokens) - begin
+        return self.markers.forced_close[step] if 0 <= step < len(self.markers.forced_close) else None
+
+    def closes_with(self, token: int) -> bool:
+        """Whether `token` would complete the closing marker of the open thought."""
+        end = self.markers.end
+        return end.ends([*self.tokens[max(self.open_position, len(self.tokens) + 1 - end.window) :], token])
+
+    def push(self, token: int) -> None:
+        """Take the next token into account: O(1)."""
+        closes = self.open and self.closes_with(token)
+        self.tokens.append(token)
+        count = len(self.tokens)
+        if closes:
+            self.close_position = count
+        elif self.phase == "unstarted" and self.markers.start.ends(self.tokens[-self.markers.start.window :]):
+            self.open_position = count
+
+    def rewind(self, count: int) -> None:
+        """Forget all but the first `count` new tokens."""
+        del self.tokens[count:]
+        if self._thinks and self.close_position is not None and self.close_position > count:
+            self.close_position = None
+        if self.open_position is not None and self.open_position > count:
+            self.open_position = None
+
+
+class ThinkingBudgetLogitsProcessor(LogitsProcessor):
+    """
+    Enforces a thinking budget in plain `generate` exactly as SSR does: after `thinking_budget` thinking tokens the tokens
+    of the forced close follow, whatever the model prefers. A thought that closes by itself is left alone.
+
+    It is a function of `input_ids`, so it is right at every position of a draft that may be rolled back. It remembers
+    what it has read of each row; a step compares that in one tensor operation and reads only what is new.
+
+    Args:
+        config (`SSRConfig`): `thinking_budget` and the markers; see [`SSRConfig.from_tokenizer`].
+        prompt_length (`int`): tokens of the prompt, padding included.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): finds markers that `config` gives as text, or not at all.
+        max_new_tokens (`int`, *optional*): as given to `generate`; a budget that leaves no room for the forced close and
+            one token of the answer is cut until it does, as SSR cuts it.
+
+    Raises:
+        `ValueError`: if `config.thinking_budget` is not set, or no thinking marker is known.
+    """
+
+    def __init__(self, config, *, prompt_length: int, tokenizer=None, max_new_tokens: int | None = None):
+        if config.thinking_budget is None:
+            raise ValueError("`thinking_budget` is not set: give `ThinkingBudgetLogitsProcessor` a config that sets it.")
+        self.markers = require_markers(config, tokenizer)
+        self.thinking_budget = config.thinking_budget
+        self.prompt_length = prompt_length
+        self.max_new_tokens = max_new_tokens
+        self._read: dict[int, tuple[torch.LongTensor, ThinkingState]] = {}  # of each row: its ids, and where they lead
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): the text so far.
+            scores (`torch.FloatTensor` of shape `(batch_size, vocab_size)`): the scores of the next token.
+
+        Returns:
+            `torch.FloatTensor` of shape `(batch_size, vocab_size)`: in a row that is forced, 0 at the forced token and
+            minus infinity elsewhere; other rows as they came.
+        """
+        for row, ids in enumerate(input_ids):
+            forced = self._state(row, ids).forced
+            if forced is not None:
+                scores = force_token(scores, forced, row)
+        return scores
+
+    def _state(self, row: int, ids: torch.LongTensor) -> ThinkingState:
+        read, state = self._read.get(row, (ids[:0], None))
+        shared = min(len(read), len(ids))
+        differing = (read[:shared] != ids[:shared]).nonzero()
+        same = int(differing[0]) if len(differing) else shared
+        if same < self.prompt_length:
+            same = self.prompt_length
+            state = ThinkingState(self.markers, ids[:same].tolist(), self.thinking_budget, self.max_new_tokens)
+        state.rewind(same - self.prompt_length)
+        for token in ids[same:].tolist():
+            state.push(token)
+        self._read[row] = (ids, state)
+        return state
+
+
+def force_token(scores: torch.FloatTensor, token: int, row: int = 0) -> torch.FloatTensor:
+    """`scores` `(batch_size, vocab_size)` with everything but `token` ruled out in `row`."""
+    scores = scores.clone()
+    scores[row] = -torch.inf
+    scores[row, token] = 0.0
+    return scores
+
+
+class SplitThinking(NamedTuple):
+    """A thought (without its markers) and the answer behind it, as `split_thinking` returns them."""
+
+    thought: Any
+    answer: Any
+
+
+def split_thinking(ids, config, prompt_length: int = 0, tokenizer=None) -> SplitThinking:
+    """
+    Separates the thought from the answer.
+
+    Args:
+        ids (`list[int]` or `torch.LongTensor` of shape `(sequence_length,)` or `(1, sequence_length)`): prompt and
+            output, as `generate` returns them.
+        config (`SSRConfig`): the thinking markers; see [`SSRConfig.from_tokenizer`].
+        prompt_length (`int`): tokens of the prompt.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): finds markers that `config` gives as text, or not at all.
+
+    Returns:
+        [`SplitThinking`]: `thought` and `answer`, lists or 1-D tensors as `ids` was. Without a thought all is answer; a
+        thought that was never closed leaves an empty answer.
+
+    Raises:
+        `ValueError`: if no thinking marker is known.
+    """
+    if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+        ids = ids[0]
+    tokens = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+    markers = require_markers(config, tokenizer)
+    state = ThinkingState(markers, tokens[:prompt_length])
+    for token in tokens[prompt_length:]:
+        state.push(token)
+    new = ids[prompt_length:]
+    if state.open_position is None:
+        return SplitThinking(new[:0], new[state.close_position or 0 :])
+    if state.close_position is None:
+        return SplitThinking(new[state.open_position :], new[len(new) :])
+    thought = state.tokens[state.open_position : state.close_position]
+    length = next(n for n in range(len(thought) - 1, -1, -1) if markers.end.ends(thought[n:]))
+    return SplitThinking(new[state.open_position :][:length], new[state.close_position :])
