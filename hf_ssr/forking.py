@@ -63,11 +63,14 @@ def recording(cache: Cache) -> Iterator[None]:
                 layer.record_past = False
 
 
+def attention_layers(cache: Cache) -> list[DynamicLayer]:
+    """The layers that hold keys and values of their own (some models share them between layers)."""
+    return [layer for layer in cache.layers if type(layer) is not DummyLayer and layer.get_seq_length() > 0]
+
+
 def forget(cache: Cache, length: int) -> None:
     """Forgets all but the first `length` tokens of every layer, and trims layers that record their past."""
-    for layer in cache.layers:
-        if type(layer) is DummyLayer:
-            continue
+    for layer in attention_layers(cache):
         excess = layer.get_seq_length() - length
         if excess > 0 or getattr(layer, "record_past", False):
             layer.crop(-max(excess, 0))

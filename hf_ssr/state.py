@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from .forking import forget, select_rows
+from .forking import attention_layers, forget, select_rows
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .thinking import ThinkingState, force_token
@@ -199,7 +199,7 @@ class TargetState:
     def settle(self) -> None:
         """Leaves the cache as plain `generate` leaves it: one row, all of the text but its last token."""
         self.drop_child()
-        layers = [layer for layer in self.cache.layers if layer.get_seq_length() > 0]
+        layers = attention_layers(self.cache)
         if not layers:
             return
         # an interrupted forward may have reached some layers only: go back to what all of them hold

@@ -1,0 +1,177 @@
+"""The guarantee: token for token what plain `generate` returns, whatever was drafted, on every architecture."""
+
+import math
+import random
+
+import pytest
+import torch
+from conftest import build_once, plain_run, run
+from tiny_models import ARCHITECTURES, VOCAB_SIZE
+from transformers import LogitsProcessorList
+
+from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
+
+NUM_DRAFT_TOKENS = 6
+SAMPLING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 0.9, "top_k": 30}}
+CONDITIONS = ("plain", "repetition_penalty", "stop_string", "eos", "length", "thinking_budget")
+DRAFTS = ("none", "child", "truth", "edited", "adversarial")
+
+
+def edited(answer: list[int]) -> list[int]:
+    """The answer with a substitution, an insertion and a deletion."""
+    a, b, c = len(answer) // 5, 2 * len(answer) // 5, 3 * len(answer) // 5
+    other = (answer[a] + 1) % VOCAB_SIZE
+    return [*answer[:a], other, *answer[a + 1 : b], 5, *answer[b:c], *answer[c + 1 :]]
+
+
+def draft_settings(kind: str, answer: list[int]) -> dict:
+    rng = random.Random(0)
+    predictions = {
+        "truth": answer,
+        "edited": edited(answer),
+        "adversarial": [(t + rng.randrange(1, VOCAB_SIZE)) % VOCAB_SIZE for t in answer],
+    }
+    if kind in predictions:
+        return {"prediction_ids": predictions[kind]}
+    return {"draft_budgets": [3, 9] if kind == "child" else []}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_same_tokens(architecture, sampling, condition, tokenizer, count_forwards):
+    model = build_once(architecture)
+    settings = {"max_new_tokens": 72, **SAMPLING[sampling]}
+    if condition == "repetition_penalty":
+        settings["repetition_penalty"] = 1.2
+    plain = plain_run(model, settings)
+    end = {"thinking_start": [], "thinking_end": [plain.marker], "num_draft_tokens": NUM_DRAFT_TOKENS}
+    # each cut falls inside a block of draft tokens: the answer's forwards begin behind the marker
+    earliest = plain.close + 1 + NUM_DRAFT_TOKENS + 4
+    if condition == "stop_string":
+        texts = {cut: tokenizer.decode(plain.new[cut - 2 : cut]) for cut in range(earliest, len(plain.new))}
+        cut = next(cut for cut, text in texts.items() if text not in tokenizer.decode(plain.new[: cut - 1]))
+        settings |= {"stop_strings": [texts[cut]], "tokenizer": tokenizer}
+    elif condition == "eos":
+        settings["eos_token_id"] = next(t for i, t in enumerate(plain.new) if i >= earliest and t not in plain.new[:i])
+    elif condition == "length":
+        settings["max_new_tokens"] = earliest
+    processors = None
+    if condition == "thinking_budget":
+        # cut before the thought closes by itself
+        end |= {"thinking_budget": plain.close - 5, "forced_close": [7, plain.marker, 8]}
+        processors = LogitsProcessorList(
+            [ThinkingBudgetLogitsProcessor(SSRConfig(**end), prompt_length=plain.ids.shape[1])]
+        )
+    expected = run(model, plain.ids, settings, logits_processor=processors)
+    new = expected[0, plain.ids.shape[1] :].tolist()
+    if condition == "thinking_budget":
+        assert new[plain.close - 5 : plain.close - 2] == [7, plain.marker, 8]
+    answer = new[new.index(plain.marker) + 1 :]
+    assert len(answer) > NUM_DRAFT_TOKENS
+
+    for kind in DRAFTS:
+        counter = count_forwards(model)
+        call = {k: v for k, v in settings.items() if k in ("tokenizer", "eos_token_id")}
+        config = SSRConfig(
+            **end,
+            **{k: v for k, v in settings.items() if k not in call},
+            **draft_settings(kind, answer),
+            return_dict_in_generate=True,
+        )
+        output = run(model, plain.ids, call, generation_config=config)
+        assert torch.equal(output.sequences, expected), kind
+        metrics = output.metrics
+        assert metrics.plain_reason is None
+        assert counter.count == metrics.target_forwards
+        assert output.cache.get_seq_length() == expected.shape[1] - 1
+        assert not any(getattr(layer, "record_past", False) for layer in output.cache.layers)
+        accounted = metrics.accepted_tokens + metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens
+        assert metrics.answer_tokens == accounted == len(answer)
+        if kind == "child":
+            assert sum(rows == 2 for rows, _ in counter.shapes) == metrics.forwards["drafting"] > 0
+        elif kind == "truth":
+            assert metrics.answer_forwards <= math.ceil(len(answer) / NUM_DRAFT_TOKENS) + 1
+            assert metrics.accepted_tokens > 0
+        elif kind == "adversarial" and condition != "thinking_budget":  # whose tail is drafted first, and right
+            assert metrics.prefix_accepted == 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_one_substitution_costs_one_forward(architecture, sampling):
+    model = build_once(architecture)
+    plain = plain_run(model, {"max_new_tokens": 72, **SAMPLING[sampling]})
+    for place in range(0, len(plain.answer), 3):
+        prediction = list(plain.answer)
+        prediction[place] = (prediction[place] + 1) % VOCAB_SIZE
+        config = SSRConfig(
+            thinking_start=[],
+            thinking_end=[plain.marker],
+            prediction_ids=prediction,
+            num_draft_tokens=NUM_DRAFT_TOKENS,
+            return_dict_in_generate=True,
+            **plain.settings,
+        )
+        output = run(model, plain.ids, {}, generation_config=config)
+        assert torch.equal(output.sequences, plain.sequences)
+        assert output.metrics.answer_forwards <= math.ceil(len(plain.answer) / NUM_DRAFT_TOKENS) + 2, place
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mistral"])
+def test_every_count_of_accepted_tokens(architecture, attention):
+    """A draft that is right for `n` tokens and wrong from there, for every `n`: the cache forgets exactly the rest."""
+    model = build_once(architecture)
+    model.set_attn_implementation(attention)
+    try:
+        plain = plain_run(model, {"max_new_tokens": 50, "do_sample": False})
+        for right in range(12):
+            wrong = [(t + 1) % VOCAB_SIZE for t in plain.answer[right:]]
+            config = SSRConfig(
+                thinking_start=[],
+                thinking_end=[plain.marker],
+                prediction_ids=plain.answer[:right] + wrong,
+                num_draft_tokens=11,
+                sources=["draft"],
+                return_dict_in_generate=True,
+                **plain.settings,
+            )
+            output = run(model, plain.ids, {}, generation_config=config)
+            assert torch.equal(output.sequences, plain.sequences)
+            assert output.metrics.prefix_accepted == right
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_same_scores_and_logits(architecture):
+    model = build_once(architecture)
+    settings = {"max_new_tokens": 60, "do_sample": True, "top_k": 20, "repetition_penalty": 1.1}
+    plain = plain_run(model, settings)
+    outputs = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    expected = run(model, plain.ids, {**settings, **outputs})
+    config = SSRConfig(
+        thinking_start=[], thinking_end=[plain.marker], draft_budgets=[5], prediction_ids=plain.answer, **settings, **outputs
+    )
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert output.metrics.accepted_tokens > 0 and output.metrics.stages
+    for ours, theirs in ((output.scores, expected.scores), (output.logits, expected.logits)):
+        assert len(ours) == len(theirs) == len(plain.new)
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.shape == b.shape
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_other_dtypes_run(dtype):
+    """In bf16 the rule is the same up to kernel rounding, so only float32 is compared token for token."""
+    model = build_once("qwen3", dtype=dtype)
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    config = SSRConfig(
+        thinking_start=[], thinking_end=[plain.marker], draft_budgets=[4], return_dict_in_generate=True, **plain.settings
+    )
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert output.sequences.shape == plain.sequences.shape
+    if dtype == torch.float32:
+        assert torch.equal(output.sequences, plain.sequences)
