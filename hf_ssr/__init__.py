@@ -9,8 +9,7 @@ from .metrics import SSRMetrics, Stage
 from .output import SSROutput
 from .suffix_automaton import SuffixAutomaton, SuffixMatch
 from .thinking import SplitThinking, ThinkingBudgetLogitsProcessor, split_thinking
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "Draft",
@@ -25,6 +24,7 @@ __all__ = [
     "SuffixDrafter",
     "SuffixMatch",
     "ThinkingBudgetLogitsProcessor",
+    "__version__",
     "generate",
     "split_thinking",
     "ssr_decoding",

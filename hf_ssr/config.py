@@ -232,7 +232,9 @@ class SSRConfig(GenerationConfig):
             if value is not None and not _is_int(value, least):
                 raise ValueError(f"`{name}` must be an integer of at least {least}, but is {value!r}.")
         value = self.draft_temperature
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6
+        ):
             raise ValueError(f"`draft_temperature` must be a number of at least 0 (0 = greedy), but is {value!r}.")
         if self.strict not in (None, True, False):
             raise ValueError(f"`strict` must be True or False, but is {self.strict!r}.")

@@ -15,7 +15,7 @@ from .drafter_suffix import SuffixDrafter
 from .drafting import Child, child_processors
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput, Stream
-from .preparing import Preparation, prepare, run_plain
+from .preparing import prepare, run_plain
 from .scheduling import ForkSchedule
 from .speculating import speculate
 from .state import TargetState

@@ -167,7 +167,8 @@ class SuffixDrafter(Drafter):
         for position in sorted(range(first, last + 1), key=lambda p: abs(p - self._position)):
             matched = 0
             while (
-                matched < min(len(self._recent), position) and tokens[position - 1 - matched] == self._recent[-1 - matched]
+                matched < min(len(self._recent), position)
+                and tokens[position - 1 - matched] == self._recent[-1 - matched]
             ):
                 matched += 1
             if matched > best:

@@ -171,7 +171,9 @@ def child_processors(parent: LogitsProcessorList, greedy: bool) -> LogitsProcess
     """
     processors = LogitsProcessorList()
     for processor in parent:
-        if isinstance(processor, logits_process.TemperatureLogitsWarper) or (greedy and isinstance(processor, _KEEP_BEST)):
+        if isinstance(processor, logits_process.TemperatureLogitsWarper) or (
+            greedy and isinstance(processor, _KEEP_BEST)
+        ):
             continue
         if type(processor) in _STATELESS:
             processors.append(processor)

@@ -66,7 +66,9 @@ FAMILIES = (
         "<|END_THINKING|>",
         "<|END_THINKING|><|START_TEXT|>",
     ),
-    Family("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), "<|inner_prefix|>", "<|inner_suffix|>", "<|inner_suffix|>"),
+    Family(
+        "apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), "<|inner_prefix|>", "<|inner_suffix|>", "<|inner_suffix|>"
+    ),
     Family("exaone-deep", ("<thought>", "</thought>"), "<thought>", "</thought>", "\n</thought>\n\n"),
     Family("hunyuan-a13b", (*THINK, "<answer>"), *THINK, "\n</think>\n<answer>\n"),
     Family("granite-3.3", ("<|start_of_role|>", *THINK, "<response>"), *THINK, "</think><response>"),

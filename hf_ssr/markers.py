@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .families import Family, decode, encode, family_of, spellings_of
+from .families import FAMILIES, Family, decode, encode, family_of, spellings_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class Marker:
     def window(self) -> int:
         """Most tokens that an occurrence can take."""
         if self.text is not None:
-            return len(self.text.encode()) + 1  # a token is at least a byte; one more, as the first may be half a character
+            return (
+                len(self.text.encode()) + 1
+            )  # a token is at least a byte; one more, as the first may be half a character
         return max(map(len, self.spellings))
 
     def ends(self, tokens: Sequence[int]) -> bool:
@@ -131,10 +133,16 @@ def resolve_markers(config, tokenizer=None) -> ThinkingMarkers | None:
         end = _marker("thinking_end", family.end, tokenizer)
     elif family is not None and end != _marker("thinking_end", family.end, tokenizer):
         family = None  # the caller's own way to close: the family's other markers do not belong to it
+    if family is None and isinstance(config.thinking_end, str):
+        family = next((f for f in reversed(FAMILIES) if f.end == config.thinking_end), None)
     start_setting = config.thinking_start
     if start_setting is None and family is not None:
         start_setting = family.start
-    start = None if start_setting is None or len(start_setting) == 0 else _marker("thinking_start", start_setting, tokenizer)
+    start = (
+        None
+        if start_setting is None or len(start_setting) == 0
+        else _marker("thinking_start", start_setting, tokenizer)
+    )
     return ThinkingMarkers(
         start=start,
         end=end,

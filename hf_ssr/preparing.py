@@ -151,7 +151,9 @@ def _validate_ids(model, config: SSRConfig, markers: ThinkingMarkers | None) -> 
     for name, values in ids.items():
         wrong = next((v for v in values if v >= vocab_size), None)
         if wrong is not None:
-            raise ValueError(f"`{name}` holds the token id {wrong}, but the model's vocabulary has {vocab_size} tokens.")
+            raise ValueError(
+                f"`{name}` holds the token id {wrong}, but the model's vocabulary has {vocab_size} tokens."
+            )
 
 
 def run_plain(
@@ -184,7 +186,9 @@ def run_plain(
         streamer=stream if stream.streamer is not None else None,
         **kwargs,
     )
-    metrics.new_tokens = (output if isinstance(output, torch.Tensor) else output.sequences).shape[1] - input_ids.shape[1]
+    metrics.new_tokens = (output if isinstance(output, torch.Tensor) else output.sequences).shape[1] - input_ids.shape[
+        1
+    ]
     fields = {"sequences", "scores", "logits", "attentions", "hidden_states", "cache"}
     if isinstance(output, torch.Tensor) or model.config.is_encoder_decoder:
         return output

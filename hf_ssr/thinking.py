@@ -136,7 +136,9 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
 
     def __init__(self, config, *, prompt_length: int, tokenizer=None, max_new_tokens: int | None = None):
         if config.thinking_budget is None:
-            raise ValueError("`thinking_budget` is not set: give `ThinkingBudgetLogitsProcessor` a config that sets it.")
+            raise ValueError(
+                "`thinking_budget` is not set: give `ThinkingBudgetLogitsProcessor` a config that sets it."
+            )
         self.markers = require_markers(config, tokenizer)
         self.thinking_budget = config.thinking_budget
         self.prompt_length = prompt_length

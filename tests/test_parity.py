@@ -152,7 +152,12 @@ def test_same_scores_and_logits(architecture):
     outputs = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     expected = run(model, plain.ids, {**settings, **outputs})
     config = SSRConfig(
-        thinking_start=[], thinking_end=[plain.marker], draft_budgets=[5], prediction_ids=plain.answer, **settings, **outputs
+        thinking_start=[],
+        thinking_end=[plain.marker],
+        draft_budgets=[5],
+        prediction_ids=plain.answer,
+        **settings,
+        **outputs,
     )
     output = run(model, plain.ids, {}, generation_config=config)
     assert output.metrics.accepted_tokens > 0 and output.metrics.stages
@@ -169,7 +174,11 @@ def test_other_dtypes_run(dtype):
     model = build_once("qwen3", dtype=dtype)
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
     config = SSRConfig(
-        thinking_start=[], thinking_end=[plain.marker], draft_budgets=[4], return_dict_in_generate=True, **plain.settings
+        thinking_start=[],
+        thinking_end=[plain.marker],
+        draft_budgets=[4],
+        return_dict_in_generate=True,
+        **plain.settings,
     )
     output = run(model, plain.ids, {}, generation_config=config)
     assert output.sequences.shape == plain.sequences.shape

@@ -65,13 +65,25 @@ ARCHITECTURES = {
     "gemma4": (
         "Gemma4TextConfig",
         "Gemma4ForCausalLM",
-        {**_SLIDING, **_HEAD, **_ALTERNATING, "vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8},
+        {
+            **_SLIDING,
+            **_HEAD,
+            **_ALTERNATING,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 8,
+        },
         "sliding, full",
     ),
     "gemma4_shared": (
         "Gemma4TextConfig",
         "Gemma4ForCausalLM",
-        {**_SLIDING, **_HEAD, **_ALTERNATING, "vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8}
+        {
+            **_SLIDING,
+            **_HEAD,
+            **_ALTERNATING,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "hidden_size_per_layer_input": 8,
+        }
         | {"num_kv_shared_layers": 2},
         "sliding, full, shared",
     ),

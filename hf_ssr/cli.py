@@ -1,0 +1,313 @@
+"""The `hf-ssr` command: answer a prompt with SSR, compare with plain `generate`, or export SSR for the Hub."""
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
+from transformers.generation.streamers import BaseStreamer
+
+from .config import SSRConfig
+from .generate import generate as _registered  # noqa: F401  registers the generation mode
+from .hub import export
+from .markers import resolve_markers
+from .output import SSROutput
+from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState, split_thinking
+from .version import __version__
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        fail(message)
+
+
+def fail(message: str) -> NoReturn:
+    """One line on stderr, exit status 2."""
+    print(f"hf-ssr: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv[:1] == ["export"]:
+            return export_command(argv[1:])
+        return answer_command(argv)
+    except KeyboardInterrupt:
+        print("\nhf-ssr: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader has what it wanted (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def export_command(argv: list[str]) -> int:
+    """`hf-ssr export FOLDER`."""
+    parser = _Parser(prog="hf-ssr export", description="Write SSR into a folder that transformers can load it from.")
+    parser.add_argument("folder", help="a folder, new or with a model in it; gets a folder custom_generate")
+    arguments = parser.parse_args(argv)
+    try:
+        written = export(arguments.folder)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    print(f"{len(written)} files written to {arguments.folder}")
+    return 0
+
+
+def _budgets(text: str) -> list[int] | str:
+    if text == "auto":
+        return text
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be 'auto' or integers with commas between, but is {text!r}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hf-ssr",
+        usage="hf-ssr PROMPT --model PATH_OR_ID [options]\n       hf-ssr export FOLDER",
+        description="Answer a prompt with a reasoning model, sooner: the tokens are those of plain generate. The thought "
+        "goes to stderr, the answer to stdout. To ask about the word 'export': hf-ssr --model M -- export",
+    )
+    parser.add_argument("prompt", metavar="PROMPT", help="what to ask; put into the model's chat template")
+    parser.add_argument("--version", action="version", version=f"hf-ssr {__version__}")
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", required=True, metavar="PATH_OR_ID", help="a folder, or an id on the Hub")
+    model.add_argument("--gguf-file", metavar="F", help="GGUF file in the model's folder or repository")
+    model.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
+    model.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
+    model.add_argument("--prefill", default="", metavar="TEXT", help="how the model's turn begins, e.g. '<think>'")
+    ssr = parser.add_argument_group("SSR")
+    ssr.add_argument("--draft-budgets", type=_budgets, metavar="N,N", help="thinking tokens before each fork, or auto")
+    ssr.add_argument("--draft-interval", type=int, metavar="N", help="fork every N thinking tokens instead")
+    ssr.add_argument("--max-draft-length", type=int, metavar="N", help="most tokens that a child drafts")
+    ssr.add_argument("--num-draft-tokens", type=int, metavar="N", help="most draft tokens in one forward")
+    ssr.add_argument("--thinking-budget", type=int, metavar="N", help="most thinking tokens (this changes the output)")
+    ssr.add_argument("--thinking-start", metavar="TEXT", help="opens a thought; '' = open from the first new token")
+    ssr.add_argument("--thinking-end", metavar="TEXT", help="closes a thought; default: detected")
+    ssr.add_argument("--forced-close", metavar="TEXT", help="appended when a thought is cut")
+    text = parser.add_argument_group("text")
+    text.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="thought and answer (default 1024)")
+    text.add_argument("--sample", action="store_true", help="sample instead of greedy decoding")
+    text.add_argument("--temperature", type=float, metavar="T", help="of sampling; also top-p, top-k")
+    text.add_argument("--top-p", type=float, metavar="P", help=argparse.SUPPRESS)
+    text.add_argument("--top-k", type=int, metavar="K", help=argparse.SUPPRESS)
+    text.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
+    report = parser.add_argument_group("report")
+    report.add_argument("--compare", action="store_true", help="also run plain generate, and compare tokens and time")
+    report.add_argument("--stats", action="store_true", help="print what was counted")
+    report.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    return parser
+
+
+_SSR_OPTIONS = (
+    "draft_budgets",
+    "draft_interval",
+    "max_draft_length",
+    "num_draft_tokens",
+    "thinking_budget",
+    "thinking_start",
+    "thinking_end",
+    "forced_close",
+)
+
+
+def answer_command(argv: list[str]) -> int:
+    """`hf-ssr PROMPT --model M`."""
+    arguments = _parser().parse_args(argv)
+    try:
+        settings = {name: getattr(arguments, name) for name in _SSR_OPTIONS}
+        if settings["thinking_start"] == "":
+            settings["thinking_start"] = []
+        config = SSRConfig(**settings, **_text_settings(arguments), return_dict_in_generate=True)
+        if not arguments.prompt.strip():
+            raise ValueError("the prompt is empty: say what to ask.")
+        model, tokenizer = _load(arguments)
+        ids = _prompt_ids(arguments, tokenizer).to(model.device)
+        run = _run(model, ids, arguments.seed, config, tokenizer, stream=not arguments.json)
+        plain = None
+        if arguments.compare:
+            if not arguments.json:
+                print("plain generate, to compare ...", file=sys.stderr)
+            plain = _run_plain(model, ids, arguments.seed, config, tokenizer)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    _report(arguments, model, tokenizer, ids, config, run, plain)
+    return 0
+
+
+def _text_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    sampling = {name: getattr(arguments, name) for name in ("temperature", "top_p", "top_k")}
+    given = [name for name, value in sampling.items() if value is not None]
+    if given and not arguments.sample:
+        raise ValueError(f"--{given[0].replace('_', '-')} is for sampling: add --sample.")
+    return {"max_new_tokens": arguments.max_new_tokens, "do_sample": arguments.sample, **sampling}
+
+
+def _load(arguments: argparse.Namespace):
+    gguf = {"gguf_file": arguments.gguf_file} if arguments.gguf_file else {}
+    if arguments.gguf_file and arguments.dtype == "auto":
+        gguf["dtype"] = torch.float32
+    elif arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
+        raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, **{k: v for k, v in gguf.items() if k != "dtype"})
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, **{"dtype": arguments.dtype, **gguf})
+    return model.to(arguments.device).eval(), tokenizer
+
+
+def _prompt_ids(arguments: argparse.Namespace, tokenizer) -> torch.LongTensor:
+    if tokenizer.chat_template is None:
+        return tokenizer(arguments.prompt + arguments.prefill, return_tensors="pt").input_ids
+    chat = [{"role": "user", "content": arguments.prompt}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, enable_thinking=True)
+    return tokenizer(text + arguments.prefill, return_tensors="pt", add_special_tokens=False).input_ids
+
+
+@dataclass
+class _Run:
+    """New tokens of a run, its forwards and seconds, and the metrics of SSR."""
+
+    tokens: list[int]
+    forwards: int
+    seconds: float
+    metrics: Any = None
+
+
+def _timed_generate(model, ids, seed: int, **kwargs) -> _Run:
+    forwards = []
+    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    torch.manual_seed(seed)
+    begin = time.perf_counter()
+    try:
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), **kwargs)
+    finally:
+        hook.remove()
+    seconds = time.perf_counter() - begin
+    metrics = output.metrics if isinstance(output, SSROutput) else None
+    return _Run(output.sequences[0, ids.shape[1] :].tolist(), len(forwards), seconds, metrics)
+
+
+def _run(model, ids, seed: int, config: SSRConfig, tokenizer, stream: bool) -> _Run:
+    streamer = _ThoughtAndAnswer(tokenizer, config, ids[0].tolist()) if stream else None
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"hf-ssr: {message}", file=sys.stderr)
+        return _timed_generate(model, ids, seed, generation_config=config, tokenizer=tokenizer, streamer=streamer)
+
+
+def _run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> _Run:
+    names = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k", "return_dict_in_generate")
+    plain = GenerationConfig(**{name: getattr(config, name) for name in names})
+    processors = []
+    if config.thinking_budget is not None:
+        processors.append(
+            ThinkingBudgetLogitsProcessor(
+                config, prompt_length=ids.shape[1], tokenizer=tokenizer, max_new_tokens=config.max_new_tokens
+            )
+        )
+    return _timed_generate(model, ids, seed, generation_config=plain, logits_processor=processors)
+
+
+class _TextTo(TextStreamer):
+    """Writes text to a file, between two strings."""
+
+    def __init__(self, tokenizer, file, before: str = "", after: str = "", **kwargs):
+        super().__init__(tokenizer, **kwargs)
+        self._file, self._before, self._after = file, before, after
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            print(f"{self._before}{text}{self._after}", end="", file=self._file, flush=True)
+
+
+class _ThoughtAndAnswer(BaseStreamer):
+    """Streams the thought, dim, to stderr, and the answer to stdout."""
+
+    def __init__(self, tokenizer, config: SSRConfig, prompt: list[int]):
+        self._state = ThinkingState(resolve_markers(config, tokenizer), prompt)
+        dim = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+        self._thought = _TextTo(tokenizer, sys.stderr, *dim)
+        self._answer = _TextTo(tokenizer, sys.stdout, skip_special_tokens=True)
+        self._is_prompt = True
+
+    def put(self, value: torch.LongTensor) -> None:
+        if self._is_prompt:
+            self._is_prompt = False
+            return
+        for token in value.flatten().tolist():
+            was_answer = self._state.phase == "closed"
+            self._state.push(token)
+            (self._answer if was_answer else self._thought).put(torch.tensor([token]))
+            if not was_answer and self._state.phase == "closed":
+                self._thought.end()
+                print(file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self._thought.end()
+        self._answer.end()
+        print(flush=True)
+
+
+def _difference(model, tokenizer, ids, run: _Run, plain: _Run) -> dict[str, Any] | None:
+    """Where two runs first part, and how far the model's scores of the two tokens lie apart there."""
+    pairs = zip(run.tokens, plain.tokens, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(run.tokens), len(plain.tokens)))
+    if place == len(run.tokens) == len(plain.tokens):
+        return None
+    difference: dict[str, Any] = {"position": place}
+    if place < min(len(run.tokens), len(plain.tokens)):
+        text = torch.cat([ids, ids.new_tensor([plain.tokens[:place]])], dim=1)
+        with torch.no_grad():
+            logits = model(text).logits[0, -1].float()
+        ours, theirs = run.tokens[place], plain.tokens[place]
+        difference |= {"ssr": tokenizer.decode([ours]), "plain": tokenizer.decode([theirs])}
+        difference["margin"] = float(logits[theirs] - logits[ours])
+    return difference
+
+
+def _report(arguments, model, tokenizer, ids, config: SSRConfig, run: _Run, plain: _Run | None) -> None:
+    difference = None if plain is None else _difference(model, tokenizer, ids, run, plain)
+    if not arguments.json:
+        if plain is not None:
+            _print_comparison(run, plain, difference)
+        if arguments.stats:
+            print(run.metrics, file=sys.stderr)
+        return
+    thought, answer = [], run.tokens
+    if resolve_markers(config, tokenizer) is not None:
+        thought, answer = split_thinking(ids[0].tolist() + run.tokens, config, ids.shape[1], tokenizer)
+    report: dict[str, Any] = {
+        "thought": tokenizer.decode(thought, skip_special_tokens=True),
+        "answer": tokenizer.decode(answer, skip_special_tokens=True),
+        "ssr": {"forwards": run.forwards, "seconds": run.seconds},
+        "metrics": run.metrics.to_dict(),
+    }
+    if plain is not None:
+        report["plain"] = {"forwards": plain.forwards, "seconds": plain.seconds}
+        report |= {"same_tokens": difference is None, "difference": difference}
+    print(json.dumps(report))
+
+
+def _print_comparison(run: _Run, plain: _Run, difference: dict[str, Any] | None) -> None:
+    if difference is None:
+        print(f"same tokens: yes, all {len(run.tokens)}", file=sys.stderr)
+    elif "margin" in difference:
+        print(
+            f"same tokens: no, from token {difference['position']} on: {difference['ssr']!r} here, {difference['plain']!r} "
+            f"in plain generate, whose scores lie {difference['margin']:.3g} apart",
+            file=sys.stderr,
+        )
+    else:
+        print(f"same tokens: no, one text ends at token {difference['position']}", file=sys.stderr)
+    print(f"{'':10}{'forwards':>10}{'seconds':>10}", file=sys.stderr)
+    for name, one in (("SSR", run), ("plain", plain)):
+        print(f"{name:10}{one.forwards:10}{one.seconds:10.2f}", file=sys.stderr)
+    ratio = plain.forwards / run.forwards, plain.seconds / run.seconds
+    print(f"{'ratio':10}{ratio[0]:10.2f}{ratio[1]:10.2f}", file=sys.stderr)
