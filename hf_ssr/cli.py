@@ -216,13 +216,16 @@ def _run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> _Run:
 
 
 class _TextTo(TextStreamer):
-    """Writes text to a file, between two strings."""
+    """Writes text to a file, without the white space it begins with, each piece between two strings."""
 
     def __init__(self, tokenizer, file, before: str = "", after: str = "", **kwargs):
         super().__init__(tokenizer, **kwargs)
         self._file, self._before, self._after = file, before, after
+        self._begun = False
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        text = text if self._begun else text.lstrip()
+        self._begun = self._begun or bool(text)
         if text:
             print(f"{self._before}{text}{self._after}", end="", file=self._file, flush=True)
 

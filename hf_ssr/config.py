@@ -298,7 +298,7 @@ def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
     for name in kwargs:
         if name in known or name.startswith("_"):
             continue
-        close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.8)
+        close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.85)
         if close:
             raise ValueError(f"`{name}` is not a setting of SSRConfig: did you mean `{close[0]}`?")
 

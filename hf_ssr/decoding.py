@@ -73,7 +73,8 @@ def generate_text(target: TargetState, config: SSRConfig) -> None:
     )
     prediction = list(config.prediction_ids or [])
     drafter.add_draft(prediction)
-    target.prefill()
+    with target.metrics.timed("prefill"):
+        target.prefill()
     knows_prompt = False
     while not target.done:
         if target.thinking.open:

@@ -215,6 +215,8 @@ class TargetState:
         sequences = self.ids.clone()
         self.metrics.new_tokens = self.length - self.prompt_length
         self.metrics.thinking_tokens = self.thinking.thinking_tokens
+        self.metrics.thinking_budget = self.thinking.budget
+        self.metrics.thinking_budget_capped = self.thinking.budget_capped
         if not self.config.return_dict_in_generate:
             return sequences
         return SSROutput(

@@ -69,8 +69,10 @@ class ThinkingState:
 
     @property
     def budget(self) -> int | None:
-        """The thinking budget in force, in tokens."""
-        if self._budget is None or self._max_new_tokens is None:
+        """The thinking budget in force, in tokens; `None` where nothing thinks."""
+        if self._budget is None or not self._thinks:
+            return None
+        if self._max_new_tokens is None:
             return self._budget
         room = self._max_new_tokens - (self.open_position or 0) - len(self.markers.forced_close) - 1
         return max(0, min(self._budget, room))

@@ -103,6 +103,7 @@ class Plain:
 def run(model, ids, settings: dict[str, Any], seed: int = 7, **kwargs):
     """`generate` from a fixed seed; `settings` holds keywords of a call."""
     torch.manual_seed(seed)
+    kwargs.setdefault("attention_mask", torch.ones_like(ids))  # a random text may hold the padding token
     return model.generate(ids, **{"pad_token_id": 0, "eos_token_id": None, **settings, **kwargs})
 
 

@@ -1,0 +1,202 @@
+"""Settings: documented, validated, saved; bad input is refused before the first token."""
+
+import inspect
+import json
+
+import pytest
+import torch
+from conftest import plain_run, run
+from tiny_models import VOCAB_SIZE, prompt_ids
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+import hf_ssr
+from hf_ssr import SSRConfig
+from hf_ssr.config import SETTINGS
+from hf_ssr.scheduling import ForkSchedule
+
+MARKERS = {"thinking_start": [], "thinking_end": [9]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draft_budgets": [-1]}, "`draft_budgets` must be 'auto' or a list of integers of at least 0"),
+        ({"draft_budgets": [1.5]}, "`draft_budgets`"),
+        ({"draft_budgets": [True]}, "`draft_budgets`"),
+        ({"draft_budgets": 64}, "`draft_budgets`"),
+        ({"draft_budgets": "always"}, "`draft_budgets`"),
+        ({"draft_interval": 0}, "`draft_interval` must be an integer of at least 1, but is 0"),
+        ({"draft_budgets": [4], "draft_interval": 4}, "exclude each other: set one"),
+        ({"max_draft_length": 0}, "`max_draft_length`"),
+        ({"thinking_budget": -1}, "`thinking_budget` must be an integer of at least 0, but is -1"),
+        ({"thinking_budget": "512"}, "`thinking_budget`.*'512'"),
+        ({"thinking_budget": 512.0}, "`thinking_budget`.*512.0"),
+        ({"thinking_end": []}, "`thinking_end`"),
+        ({"thinking_end": ""}, "`thinking_end`"),
+        ({"thinking_end": [-3]}, "`thinking_end`"),
+        ({"thinking_start": [[1], []]}, "`thinking_start`"),
+        ({"forced_close": [[1]]}, "`forced_close`"),
+        ({"verify": "sometimes"}, "`verify` must be one of"),
+        ({"num_draft_tokens": 0}, "`num_draft_tokens`"),
+        ({"min_match_length": 0}, "`min_match_length`"),
+        ({"sources": ["draft", "web"]}, "`sources` must be a list of some of"),
+        ({"sources": ["prompt"], "draft_budgets": [4]}, "`draft_budgets`=.4. needs drafts.*add 'draft' to `sources`"),
+        ({"sources": [], "draft_interval": 4}, "`draft_interval`=4 needs drafts"),
+        ({"sources": ["prompt"], "prediction_ids": [4]}, "`prediction_ids`"),
+        ({"prediction_ids": ["a"]}, "`prediction_ids` must be a list of token ids"),
+        ({"prediction_ids": [-4]}, "`prediction_ids`"),
+        ({"draft_temperature": -0.1}, "`draft_temperature`"),
+        ({"draft_seed": -1}, "`draft_seed`"),
+        ({"strict": "yes"}, "`strict`"),
+        ({"draft_budget": [4]}, "`draft_budget` is not a setting of SSRConfig: did you mean `draft_budgets`"),
+        ({"thinking_buget": 4}, "did you mean `thinking_budget`"),
+        ({"prediction_id": [4]}, "did you mean `prediction_ids`"),
+        ({"max_new_tokens": 0}, "`max_new_tokens`"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SSRConfig(**settings)
+    if not any("did you mean" in m for m in [message]) and "max_new_tokens" not in settings:
+        config = SSRConfig()
+        with pytest.raises(ValueError, match=message):
+            config.update(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prediction_ids": [VOCAB_SIZE]}, f"`prediction_ids` holds the token id {VOCAB_SIZE}"),
+        ({"thinking_end": [5, VOCAB_SIZE]}, "`thinking_end` holds the token id"),
+        ({"thinking_end": "</think>"}, "`thinking_end`='</think>' is text, which needs a tokenizer"),
+        ({"thinking_start": "<think>", "thinking_end": [5]}, "`thinking_start`='<think>' is text"),
+        ({"thinking_end": [5], "forced_close": "done"}, "`forced_close`='done' is text"),
+        ({"thinking_end": [5], "forced_close": [4]}, "must contain `thinking_end`"),
+        ({"thinking_budget": 5}, "`thinking_budget`=5 needs thinking markers"),
+        ({"draft_budgets": [5]}, "`draft_budgets`=.5. needs thinking markers"),
+        ({"draft_interval": 5}, "`draft_interval`=5 needs thinking markers"),
+    ],
+)
+def test_bad_settings_for_the_model_are_refused_before_the_first_token(model, settings, message, count_forwards):
+    counter = count_forwards(model)
+    with pytest.raises(ValueError, match=message):
+        run(model, prompt_ids(), {}, generation_config=SSRConfig(max_new_tokens=20, **settings))
+    assert counter.count == 0
+
+
+@pytest.mark.parametrize("route", ["mode", "callable"])
+def test_misspelt_keyword_of_generate(model, route):
+    call = {"generation_config": SSRConfig(**MARKERS)} if route == "mode" else {"custom_generate": hf_ssr.generate}
+    with pytest.raises(ValueError, match="draft_budgts"):
+        model.generate(prompt_ids(), max_new_tokens=5, draft_budgts=[4], **call)
+
+
+def test_keywords_that_contradict(model):
+    for call in ({"custom_generate": hf_ssr.generate}, {"generation_config": SSRConfig(**MARKERS)}):
+        with pytest.raises(ValueError, match="exclude each other"):
+            model.generate(prompt_ids(), max_new_tokens=5, draft_budgets=[4], draft_interval=4, **call)
+
+
+def test_empty_prompt(model):
+    with pytest.raises(ValueError, match="`input_ids`"):
+        model.generate(torch.zeros(1, 0, dtype=torch.long), generation_config=SSRConfig(max_new_tokens=5, **MARKERS))
+
+
+def test_no_markers_is_one_warning_and_suffix_speculation(model):
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    config = SSRConfig(return_dict_in_generate=True, **plain.settings)
+    with pytest.warns(UserWarning, match="No thinking markers") as warnings:
+        output = run(model, plain.ids, {}, generation_config=config)
+    assert len([w for w in warnings if "No thinking markers" in str(w.message)]) == 1
+    assert torch.equal(output.sequences, plain.sequences) and output.metrics.accepted_tokens > 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("settings", [{"draft_budgets": []}, {"prediction_ids": [5, 6]}, {"sources": []}])
+def test_no_warning_where_nothing_would_fork(model, settings):
+    run(model, prompt_ids(), {}, generation_config=SSRConfig(max_new_tokens=8, **settings))
+
+
+def test_tokenizer_beside_the_model(model, tokenizer, tmp_path):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=model.dtype)
+    ids = torch.cat([prompt_ids(), torch.tensor([[tokenizer.convert_tokens_to_ids("<think>")]])], dim=1)
+    config = SSRConfig(max_new_tokens=20, draft_budgets=[2], do_sample=False, return_dict_in_generate=True)
+    output = run(loaded, ids, {}, generation_config=config)
+    assert output.metrics.stages and output.metrics.thinking_tokens == 20
+    assert torch.equal(output.sequences, run(model, ids, {"max_new_tokens": 20, "do_sample": False}))
+
+
+def test_round_trip(tmp_path):
+    settings = {
+        "draft_budgets": [4, 8],
+        "max_draft_length": 100,
+        "thinking_budget": 50,
+        "thinking_start": [[7], [8]],
+        "thinking_end": "</think>",
+        "forced_close": [4],
+        "verify": "exact",
+        "num_draft_tokens": 8,
+        "min_match_length": 3,
+        "sources": ["draft", "prompt"],
+        "draft_temperature": 0.5,
+        "draft_seed": 3,
+        "strict": True,
+        "max_new_tokens": 70,
+    }
+    config = SSRConfig(**settings, prediction_ids=[1, 2])
+    config.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "generation_config.json").read_text())
+    assert "prediction_ids" not in stored
+    loaded = SSRConfig.from_pretrained(tmp_path)
+    assert {name: getattr(loaded, name) for name in settings} == settings
+    assert loaded.prediction_ids is None
+    assert SSRConfig.from_dict(json.loads(config.to_json_string())) == config
+    # a plain class keeps the settings as extra entries, and they come back
+    again = SSRConfig.from_config(GenerationConfig.from_pretrained(tmp_path))
+    assert {name: getattr(again, name) for name in settings} == settings
+
+
+def test_defaults_are_to_inherit(model):
+    assert all(getattr(SSRConfig(), name) is None for name in SETTINGS)
+    parameters = inspect.signature(SSRConfig).parameters.values()
+    assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
+    documented = SSRConfig.__doc__
+    assert all(f"        {name} (" in documented for name in SETTINGS)
+
+
+def test_what_a_call_sets_replaces_what_it_inherits():
+    config = SSRConfig(draft_interval=5)
+    config.update(defaults_only=True, draft_budgets=[3], num_draft_tokens=4)
+    assert (config.draft_budgets, config.draft_interval, config.num_draft_tokens) == (None, 5, 4)
+    config.update(draft_budgets=[9])
+    assert (config.draft_budgets, config.draft_interval) == ([9], None)
+
+
+def test_other_unknown_keys_are_kept_as_transformers_keeps_them():
+    assert SSRConfig(my_own_note="x").my_own_note == "x"
+
+
+def test_tensors_are_taken():
+    config = SSRConfig(prediction_ids=torch.tensor([1, 2]), draft_budgets=torch.tensor([3]))
+    assert (config.prediction_ids, config.draft_budgets) == ([1, 2], [3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "due"),
+    [
+        ({}, [64, 128, 256, 512]),
+        ({"draft_budgets": [0, 7, 7, 3]}, [0, 3, 7]),
+        ({"draft_interval": 200}, [200, 400, 600]),
+        ({"draft_budgets": []}, []),
+        ({"sources": ["prompt"]}, []),
+        ({"prediction_ids": [1]}, []),
+        ({"prediction_ids": [], "draft_budgets": [5]}, [5]),
+        ({"prediction_ids": [1], "draft_budgets": [5]}, [5]),
+    ],
+)
+def test_schedule(settings, due):
+    schedule = ForkSchedule(SSRConfig(**settings))
+    assert [n for n in range(700) if schedule.due(n)] == due
+    assert schedule.never == (not due)

@@ -1,0 +1,225 @@
+"""Streams, faults and interrupts: the output so far is plain's, the stream ends once, model and cache stay usable."""
+
+import pytest
+import torch
+from conftest import build_once, plain_run, run
+from tiny_models import VOCAB_SIZE
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+import hf_ssr
+from hf_ssr import SSRConfig
+
+
+class Recorder(BaseStreamer):
+    """Keeps what it is given; fails at the `fail_at`-th new token."""
+
+    def __init__(self, fail_at: int | None = None, error: type[BaseException] = RuntimeError):
+        self.values, self.ends, self.fail_at, self.error = [], 0, fail_at, error
+
+    @property
+    def tokens(self) -> list[int]:
+        return [t for v in self.values[1:] for t in v.tolist()]
+
+    def put(self, value):
+        self.values.append(value)
+        if self.fail_at is not None and len(self.values) - 1 == self.fail_at:
+            raise self.error("no more")
+
+    def end(self):
+        self.ends += 1
+
+
+class Previewer(Recorder):
+    def __init__(self):
+        super().__init__()
+        self.drafts = []
+
+    def put_draft(self, value, **kwargs):
+        self.drafts.append(value.tolist())
+
+
+@pytest.fixture(params=["qwen3", "gemma3"])
+def plain_and_model(request):
+    model = build_once(request.param)
+    return plain_run(model, {"max_new_tokens": 60, "do_sample": False}), model
+
+
+def config_of(plain, **kwargs) -> SSRConfig:
+    defaults = {"draft_budgets": [4, 9], "prediction_ids": plain.answer, "num_draft_tokens": 7}
+    return SSRConfig(thinking_start=[], thinking_end=[plain.marker], **{**defaults, **plain.settings, **kwargs})
+
+
+def test_tokens_come_one_by_one_in_plain_shapes(plain_and_model):
+    plain, model = plain_and_model
+    ours, theirs = Recorder(), Recorder()
+    run(model, plain.ids, {}, generation_config=config_of(plain), streamer=ours)
+    run(model, plain.ids, plain.settings, streamer=theirs)
+    assert [v.tolist() for v in ours.values] == [v.tolist() for v in theirs.values]
+    assert [v.shape for v in ours.values] == [v.shape for v in theirs.values]
+    assert {v.dtype for v in ours.values} == {torch.int64}
+    assert ours.ends == theirs.ends == 1
+
+
+def test_drafts_are_shown_only_to_those_who_ask(plain_and_model):
+    plain, model = plain_and_model
+    streamer = Previewer()
+    config = config_of(plain, return_dict_in_generate=True)
+    output = run(model, plain.ids, {}, generation_config=config, streamer=streamer)
+    assert streamer.tokens == plain.new
+    assert [len(d) for d in streamer.drafts] == [s.draft_tokens for s in output.metrics.stages if s.draft_tokens]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_streamer_that_raises(plain_and_model, error):
+    """At every token: in the thought, beside a child, in a block."""
+    plain, model = plain_and_model
+    for fail_at in (1, 3, 5, 12, plain.close + 1, plain.close + 2, plain.close + 10, 59):
+        streamer = Recorder(fail_at, error)
+        cache = DynamicCache(config=model.config)
+        with pytest.raises(error, match="no more"):
+            run(model, plain.ids, {}, generation_config=config_of(plain), streamer=streamer, cache=cache)
+        assert streamer.ends == 1
+        assert streamer.tokens == plain.new[:fail_at]
+        # the cache is as plain leaves it, and the user can go on with it
+        assert cache.get_seq_length() == plain.ids.shape[1] + fail_at - 1
+        assert cache.layers[0].keys.shape[0] == 1
+        assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+        text = plain.sequences[:, : plain.ids.shape[1] + fail_at]
+        rest = {**plain.settings, "max_new_tokens": 60 - fail_at}
+        if fail_at < 60:
+            assert torch.equal(run(model, text, rest, cache=cache), plain.sequences)
+    assert torch.equal(run(model, plain.ids, {}, generation_config=config_of(plain)), plain.sequences)
+
+
+@pytest.mark.parametrize("where", range(1, 34, 3))
+def test_interrupted_between_two_forwards(plain_and_model, where):
+    plain, model = plain_and_model
+    calls = []
+
+    def interrupt(*_):
+        calls.append(1)
+        if len(calls) == where:
+            raise KeyboardInterrupt
+
+    streamer, cache = Recorder(), DynamicCache(config=model.config)
+    handle = model.register_forward_pre_hook(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            config = config_of(plain, num_draft_tokens=2)
+            run(model, plain.ids, {}, generation_config=config, streamer=streamer, cache=cache)
+    finally:
+        handle.remove()
+    assert streamer.ends == 1
+    assert streamer.tokens == plain.new[: len(streamer.tokens)]
+    if where > 1:
+        assert cache.get_seq_length() == plain.ids.shape[1] + len(streamer.tokens) - 1
+        assert cache.layers[0].keys.shape[0] == 1
+    assert torch.equal(run(model, plain.ids, {}, generation_config=config_of(plain)), plain.sequences)
+
+
+@pytest.mark.parametrize("route", ["mode", "callable"])
+def test_refused_settings_end_the_stream(model, route):
+    """A reader in another thread must not wait for ever for a call that was refused."""
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    streamer = Recorder()
+    call = {"custom_generate": hf_ssr.generate} if route == "callable" else {}
+    with pytest.raises(ValueError, match="prediction_ids"):
+        config = config_of(plain, prediction_ids=[VOCAB_SIZE + 5])
+        run(model, plain.ids, {}, generation_config=config, streamer=streamer, **call)
+    assert streamer.ends == 1
+
+
+class CountCalls(LogitsProcessor):
+    """Stateful: what it does depends on how often it was called."""
+
+    def __init__(self):
+        self.calls, self.lengths = 0, []
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        self.lengths.append(input_ids.shape[1])
+        scores = scores.clone()
+        scores[:, self.calls % VOCAB_SIZE] = -torch.inf
+        return scores
+
+
+class StopAt(StoppingCriteria):
+    def __init__(self, length: int):
+        self.length, self.lengths = length, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.lengths.append(input_ids.shape[1])
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= self.length)
+
+
+def test_a_processor_with_state_is_called_once_per_token_in_order(plain_and_model):
+    plain, model = plain_and_model
+    theirs, ours = CountCalls(), CountCalls()
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": True}, logits_processor=LogitsProcessorList([theirs]))
+    output = run(
+        model,
+        plain.ids,
+        {},
+        generation_config=config_of(plain, draft_budgets=[2, 8], return_dict_in_generate=True),
+        logits_processor=LogitsProcessorList([ours]),
+    )
+    assert torch.equal(output.sequences, plain.sequences)
+    assert output.metrics.accepted_tokens > 0 and output.metrics.stages
+    assert ours.lengths == theirs.lengths and ours.calls == theirs.calls
+
+
+@pytest.mark.parametrize("offset", range(0, 18, 2))
+def test_a_criterion_cuts_where_plain_cuts(plain_and_model, offset):
+    plain, model = plain_and_model
+    length = plain.ids.shape[1] + plain.close + offset
+    theirs, ours = StopAt(length), StopAt(length)
+    expected = run(model, plain.ids, plain.settings, stopping_criteria=StoppingCriteriaList([theirs]))
+    config = config_of(plain)
+    output = run(model, plain.ids, {}, generation_config=config, stopping_criteria=StoppingCriteriaList([ours]))
+    assert torch.equal(output, expected)
+    assert ours.lengths == theirs.lengths
+
+
+def test_every_token_as_end_of_text(plain_and_model):
+    plain, model = plain_and_model
+    for token in sorted(set(plain.new)):
+        expected = run(model, plain.ids, plain.settings, eos_token_id=token)
+        streamer = Recorder()
+        output = run(
+            model, plain.ids, {}, generation_config=config_of(plain), eos_token_id=token, streamer=streamer
+        )
+        assert torch.equal(output, expected)
+        assert streamer.tokens == expected[0, plain.ids.shape[1] :].tolist()
+
+
+def test_every_length(plain_and_model):
+    plain, model = plain_and_model
+    for length in range(1, 40):
+        output = run(model, plain.ids, {}, generation_config=config_of(plain, max_new_tokens=length))
+        assert output.shape[1] == plain.ids.shape[1] + length
+        assert torch.equal(output, plain.sequences[:, : output.shape[1]])
+
+
+def test_a_users_cache_over_two_turns(plain_and_model):
+    plain, model = plain_and_model
+    cache = DynamicCache(config=model.config)
+    output = run(model, plain.ids, {}, generation_config=config_of(plain, return_dict_in_generate=True), cache=cache)
+    assert output.cache is cache and cache.get_seq_length() == plain.sequences.shape[1] - 1
+    turn = torch.cat([plain.sequences, plain.ids[:, :7]], dim=1)
+    expected = run(model, turn, plain.settings)
+    config = SSRConfig(thinking_start=[], thinking_end=[expected[0, -30].item()], draft_budgets=[3], **plain.settings)
+    assert torch.equal(run(model, turn, {}, generation_config=config, cache=cache), expected)
+    assert cache.get_seq_length() == expected.shape[1] - 1
+
+
+def test_the_global_generator_is_left_as_plain_leaves_it(plain_and_model):
+    """The child draws from a generator of its own."""
+    _, model = plain_and_model
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": True})
+    after_plain = torch.rand(1)
+    config = config_of(plain, draft_temperature=0.8, prediction_ids=None, return_dict_in_generate=True)
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(torch.rand(1), after_plain)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert sum(stage.draft_tokens for stage in output.metrics.stages) > 0

@@ -1,0 +1,261 @@
+"""Markers, the state of a thought, the thinking budget, and the split of thought and answer."""
+
+import pytest
+import torch
+from conftest import plain_run, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import prompt_ids
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LogitsProcessorList, PreTrainedTokenizerFast
+
+from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, split_thinking
+from hf_ssr.families import FAMILIES, family_of
+from hf_ssr.markers import resolve_markers
+from hf_ssr.thinking import ThinkingState
+
+
+def tokenizer_with(*special: str, template: str = "") -> PreTrainedTokenizerFast:
+    """Byte-level, every byte a token; `special` tokens; a chat template."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(alphabet))}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer.add_tokens(list(special), special_tokens=True)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def state_of(tokenizer, prompt: str, text: str = "", **kwargs) -> ThinkingState:
+    markers = resolve_markers(SSRConfig(**kwargs), tokenizer)
+    state = ThinkingState(markers, tokenizer.encode(prompt))
+    for token in tokenizer.encode(text):
+        state.push(token)
+    return state
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("spelling", ["tokens", "text"])
+def test_every_family(family, spelling):
+    """Detected, opened by the prompt or by the model, closed, and the answer's lead known."""
+    signs = [s for s in family.signs if s.startswith("<") and "\\n" not in s]
+    special = [*signs, "<|start|>", "<|end|>"] if spelling == "tokens" else []
+    tokenizer = tokenizer_with(*special, template=" ".join(family.signs))
+    assert family_of(tokenizer) == family
+    state = state_of(tokenizer, "question", family.start + "thought" + family.close + "answer")
+    assert state.phase == "closed"
+    assert tokenizer.decode(state.tokens[state.close_position :]).endswith("answer")
+    assert tokenizer.decode(state.tail) == family.close[family.close.index(family.end) + len(family.end) :]
+    assert state_of(tokenizer, "question" + family.start).phase == "open"
+    assert state_of(tokenizer, "question" + family.start + family.close).phase == "closed"
+    assert state_of(tokenizer, "question").phase == "unstarted"
+
+
+def test_family_by_response_template():
+    tokenizer = tokenizer_with("<a>", "</a>")
+    assert family_of(tokenizer) is None
+    tokenizer.response_template = {"fields": {"reasoning_content": {"open": "<a>", "close": "</a>"}}}
+    assert (family_of(tokenizer).start, family_of(tokenizer).end) == ("<a>", "</a>")
+
+
+def test_prompt_with_history():
+    tokenizer = tokenizer_with("<think>", "</think>", "<|im_end|>")
+    tokenizer.eos_token = "<|im_end|>"
+    turn = "<think>\nhm\n</think>\n\nyes<|im_end|>next"
+    assert state_of(tokenizer, turn).phase == "unstarted"
+    assert state_of(tokenizer, turn + "<think>\n").phase == "open"
+    assert state_of(tokenizer, turn + "<think>\n\n</think>\n\n").phase == "closed"
+    # a prompt that only mentions the marker, in an earlier turn
+    assert state_of(tokenizer, "what is <think>?<|im_end|>").phase == "unstarted"
+
+
+def test_a_later_marker_is_text():
+    tokenizer = tokenizer_with("<think>", "</think>")
+    state = state_of(tokenizer, "q<think>", "abc</think>d<think>e</think>f")
+    assert state.thought == tokenizer.encode("abc</think>")
+    assert state.close_position == 4
+
+
+def test_start_is_open_from_the_first_token_without_a_start_marker():
+    tokenizer = tokenizer_with()
+    for kwargs in ({"thinking_start": []}, {}):
+        assert state_of(tokenizer, "q", thinking_end=[66], **kwargs).phase == "open"
+    # the prompt is searched unless `thinking_start` is []
+    assert state_of(tokenizer, "q</t>", thinking_end="</t>").phase == "closed"
+    assert state_of(tokenizer, "q</t>", thinking_end="</t>", thinking_start=[]).phase == "open"
+
+
+@pytest.mark.parametrize("text", ["Final answer: 42", "so.\nFinal answer:\n42", "**Final answer:** 42", "Final answer:42"])
+def test_any_text_closes_however_it_is_tokenised(text):
+    """With merges across the marker's borders, and byte by byte."""
+    backend = Tokenizer(models.BPE(byte_fallback=False))
+    from tokenizers import trainers
+
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    corpus = ["Final answer: 42", "\nFinal answer:\n", "**Final answer:** 4", "Final", " answer:", "answer:42"] * 20
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(corpus, trainer)
+    merged = PreTrainedTokenizerFast(tokenizer_object=backend)
+    for tokenizer in (merged, tokenizer_with()):
+        ids = tokenizer.encode(text)
+        state = ThinkingState(resolve_markers(SSRConfig(thinking_end="Final answer:"), tokenizer), [])
+        for token in ids:
+            state.push(token)
+        assert state.close_position is not None
+        closed = tokenizer.decode(ids[: state.close_position])
+        assert "Final answer:" in closed and "Final answer:" not in tokenizer.decode(ids[: state.close_position - 1])
+
+
+def test_from_tokenizer_needs_no_tokenizer_later():
+    tokenizer = tokenizer_with("<think>", "</think>")
+    config = SSRConfig.from_tokenizer(tokenizer, max_new_tokens=5)
+    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    assert (config.thinking_start, config.thinking_end) == ([think], [end])
+    assert config.forced_close == tokenizer.encode("\n</think>\n\n")
+    text = SSRConfig.from_tokenizer(tokenizer_with(), thinking_end="Final answer:")
+    ids = tokenizer_with().encode("so: Final answer: 4")
+    assert split_thinking(ids, text).answer == tokenizer_with().encode(" 4")
+    assert SSRConfig.from_tokenizer(tokenizer, thinking_start=[]).thinking_start == []
+
+
+def test_from_tokenizer_without_markers():
+    with pytest.raises(ValueError, match="`thinking_end`"):
+        SSRConfig.from_tokenizer(tokenizer_with())
+
+
+def test_forced_close_must_close():
+    with pytest.raises(ValueError, match="`forced_close`.*must contain `thinking_end`"):
+        resolve_markers(SSRConfig(thinking_end=[5], forced_close=[4, 6]))
+
+
+MARKERS = {"thinking_start": [7], "thinking_end": [8, 9], "forced_close": [4, 8, 9, 4]}
+new_tokens = st.lists(st.integers(4, 9), max_size=30)
+
+
+def brute_force(text: list[int], budget: int | None, opened: bool) -> tuple[int | None, int | None, int | None]:
+    """(open, close, forced next token) by reading the whole text."""
+    start = 0 if opened else next((i + 1 for i, t in enumerate(text) if t == 7), None)
+    if start is None:
+        return None, None, None
+    close = next((i for i in range(start + 2, len(text) + 1) if text[i - 2 : i] == [8, 9]), None)
+    forced = None
+    if budget is not None and not (close is not None and close <= start + budget):
+        step = len(text) - start - budget
+        forced = MARKERS["forced_close"][step] if 0 <= step < 4 else None
+    return start, close, forced
+
+
+@given(new_tokens, st.one_of(st.none(), st.integers(0, 12)), st.booleans(), st.lists(st.integers(0, 30), max_size=3))
+@settings(deadline=None, max_examples=300)
+def test_state_is_a_function_of_the_text(text, budget, opened, cuts):
+    """However often it is rewound."""
+    markers = resolve_markers(SSRConfig(**MARKERS))
+    state = ThinkingState(markers, [5, 7] if opened else [5], budget)
+    for cut in [*cuts, len(text)]:
+        state.rewind(min(cut, len(state.tokens)))
+        for n in range(len(state.tokens), len(text) + 1):
+            assert (state.open_position, state.close_position, state.forced) == brute_force(text[:n], budget, opened)
+            if n < len(text):
+                state.push(text[n])
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(4, 9), max_size=8)), max_size=6), st.integers(0, 9))
+@settings(deadline=None, max_examples=200)
+def test_processor_is_a_function_of_input_ids(changes, budget):
+    """Called with texts that share any prefix, as drafts are verified and rolled back."""
+    config = SSRConfig(thinking_budget=budget, **MARKERS)
+    processor = ThinkingBudgetLogitsProcessor(config, prompt_length=2)
+    text = [5, 7]
+    scores = torch.zeros(1, 12)
+    for keep, tail in changes:
+        text = text[: max(2, keep)] + tail
+        forced = brute_force(text[2:], budget, True)[2]
+        processed = processor(torch.tensor([text]), scores)
+        if forced is None:
+            assert torch.equal(processed, scores)
+        else:
+            assert processed[0, forced] == 0 and processed.isinf().sum() == 11
+    assert not scores.any()
+
+
+def test_processor_takes_rows_of_other_lengths_of_thought():
+    processor = ThinkingBudgetLogitsProcessor(SSRConfig(thinking_budget=2, **MARKERS), prompt_length=1)
+    rows = torch.tensor([[7, 5, 5], [5, 7, 5]])
+    out = processor(rows, torch.zeros(2, 12))
+    assert out[0, 4] == 0 and out[0].isinf().sum() == 11
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5, 17])
+@pytest.mark.parametrize("opens", ["prompt", "prompt and newline", "model"])
+def test_budget_is_exact(model, budget, opens):
+    """The forced close begins at that very token, in plain `generate` and in SSR, whatever is drafted."""
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    start = {"prompt": plain.ids[0, -1], "prompt and newline": plain.ids[0, -2], "model": plain.new[2]}[opens]
+    markers = {"thinking_start": [int(start)], "thinking_end": [159], "forced_close": [4, 159, 6]}
+    config = SSRConfig(thinking_budget=budget, draft_budgets=[0, 3], **markers, **plain.settings)
+    processor = ThinkingBudgetLogitsProcessor(config, prompt_length=plain.ids.shape[1])
+    expected = run(model, plain.ids, plain.settings, logits_processor=LogitsProcessorList([processor]))
+    begin = plain.ids.shape[1] + budget + (3 if opens == "model" else 0)
+    assert expected[0, begin : begin + 3].tolist() == [4, 159, 6]
+    assert 159 not in expected[0, plain.ids.shape[1] : begin]
+    assert torch.equal(run(model, plain.ids, {}, generation_config=config), expected)
+    for draft in (expected[0, begin + 2 :].tolist(), plain.new):
+        predicted = SSRConfig(thinking_budget=budget, prediction_ids=draft, **markers, **plain.settings)
+        assert torch.equal(run(model, plain.ids, {}, generation_config=predicted), expected)
+
+
+def test_no_thought_no_budget(model):
+    """Thinking switched off in the prompt, and a model that never thinks: left alone."""
+    plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
+    unused = next(t for t in range(3, 160) if t not in plain.sequences[0].tolist())
+    last = int(plain.ids[0, -1])
+    for markers in (
+        {"thinking_start": [unused], "thinking_end": [last]},  # closed by the prompt
+        {"thinking_start": [unused], "thinking_end": [unused - 1]},  # never opened
+    ):
+        config = SSRConfig(thinking_budget=3, draft_budgets=[2], return_dict_in_generate=True, **markers, **plain.settings)
+        output = run(model, plain.ids, {}, generation_config=config)
+        assert torch.equal(output.sequences, plain.sequences)
+        assert output.metrics.stages == [] and output.metrics.thinking_tokens == 0
+        assert output.metrics.suffix_accepted["answer"] > 0  # but it speculates
+
+
+@pytest.mark.parametrize("budget", [12, 16, 20])
+def test_budget_leaves_room_for_an_answer(model, budget):
+    ids = prompt_ids()
+    config = SSRConfig(
+        thinking_start=[],
+        thinking_end=[159],
+        forced_close=[4, 159, 6],
+        thinking_budget=budget,
+        max_new_tokens=16,
+        do_sample=False,
+        return_dict_in_generate=True,
+    )
+    if budget < 16:
+        output = run(model, ids, {}, generation_config=config)
+    else:
+        with pytest.warns(UserWarning, match=r"`thinking_budget`=\d+ leaves no room.*cut to 12"):
+            output = run(model, ids, {}, generation_config=config)
+    new = output.sequences[0, 20:].tolist()
+    assert len(new) == 16 and new[12:15] == [4, 159, 6]
+    assert output.metrics.thinking_budget == 12
+    assert output.metrics.thinking_budget_capped == (budget >= 16)
+    assert split_thinking(output.sequences, config, 20).answer.tolist() == new[14:]
+
+
+def test_split_thinking():
+    config = SSRConfig(thinking_start=[7], thinking_end=[8, 9])
+    assert split_thinking([5, 7, 1, 2, 8, 9, 3], config) == ([1, 2], [3])
+    assert split_thinking([5, 7, 1, 2, 8, 9, 3], config, prompt_length=2) == ([1, 2], [3])
+    assert split_thinking([5, 7, 1, 2], config, 2) == ([1, 2], [])
+    assert split_thinking([5, 1, 2], config, 1) == ([], [1, 2])
+    tensors = split_thinking(torch.tensor([[5, 7, 1, 8, 9, 3]]), config, 2)
+    assert tensors.thought.tolist() == [1] and tensors.answer.tolist() == [3]
+    with pytest.raises(ValueError, match="`thinking_end` is not set"):
+        split_thinking([1, 2], SSRConfig())
