@@ -314,3 +314,7 @@ def _print_comparison(run: _Run, plain: _Run, difference: dict[str, Any] | None)
         print(f"{name:10}{one.forwards:10}{one.seconds:10.2f}", file=sys.stderr)
     ratio = plain.forwards / run.forwards, plain.seconds / run.seconds
     print(f"{'ratio':10}{ratio[0]:10.2f}{ratio[1]:10.2f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,90 @@
+"""The `hf-ssr` command."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import build_once
+
+from hf_ssr.cli import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("model")
+    build_once("qwen3").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+OPTIONS = ["--dtype", "float64", "--max-new-tokens", "60", "--prefill", "<think>", "--thinking-budget", "30"]
+
+
+def test_answer(folder, capfd):
+    assert main(["Say it.", "--model", folder, *OPTIONS, "--draft-budgets", "4,10", "--compare", "--stats"]) == 0
+    out, err = capfd.readouterr()
+    assert "same tokens: yes, all 60" in err
+    assert "stages (draft from budget)" in err and "ratio" in err
+    assert out.strip() and "</think>" not in out and "</think>" in err
+
+
+def test_json(folder, capfd):
+    assert main(["Say it.", "--model", folder, *OPTIONS, "--json", "--compare"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["same_tokens"] is True and report["difference"] is None
+    assert report["thought"] and report["answer"]
+    assert report["ssr"]["forwards"] == report["metrics"]["forwards"]["prefill"] + sum(
+        n for name, n in report["metrics"]["forwards"].items() if name != "prefill"
+    )
+    assert report["plain"]["forwards"] == 60
+
+
+def test_sampled_with_a_seed(folder, capfd):
+    call = ["Say it.", "--model", folder, *OPTIONS, "--sample", "--temperature", "0.8", "--seed", "5", "--json", "--compare"]
+    assert main(call) == 0
+    assert json.loads(capfd.readouterr().out)["same_tokens"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required"),
+        (["hello"], "--model"),
+        (["hello", "--model", "MODEL", "--thinking-budget", "x"], "--thinking-budget"),
+        (["hello", "--model", "MODEL", "--thinking-budget", "-1"], "`thinking_budget`"),
+        (["hello", "--model", "MODEL", "--draft-budgets", "4,x"], "--draft-budgets"),
+        (["hello", "--model", "MODEL", "--draft-budgets", "4", "--draft-interval", "4"], "exclude each other"),
+        (["hello", "--model", "MODEL", "--temperature", "1"], "--sample"),
+        (["hello", "--model", "MODEL", "--dtype", "float7"], "--dtype"),
+        (["  ", "--model", "MODEL"], "the prompt is empty"),
+        (["hello", "--model", "/no/such/folder"], "/no/such/folder"),
+        (["hello", "--model", "MODEL", "--thinking-end", "x", "--forced-close", "y"], "`forced_close`"),
+        (["export"], "folder"),
+        (["export", __file__], "must be a folder"),
+    ],
+)
+def test_usage_errors_are_one_line(folder, arguments, message, capfd):
+    with pytest.raises(SystemExit) as stop:
+        main([folder if a == "MODEL" else a for a in arguments])
+    assert stop.value.code == 2
+    out, err = capfd.readouterr()
+    lines = [line for line in err.splitlines() if line.startswith("hf-ssr: ")]
+    assert out == "" and len(lines) == 1 and message in lines[0]
+    assert err.splitlines()[-1] == lines[0]
+
+
+def test_export(tmp_path, capfd):
+    assert main(["export", str(tmp_path)]) == 0
+    assert (tmp_path / "custom_generate" / "generate.py").is_file()
+    assert "files written" in capfd.readouterr().out
+
+
+def test_a_subcommand_as_prompt(folder, capfd):
+    assert main(["--model", folder, *OPTIONS, "--json", "--", "export"]) == 0
+    assert "answer" in json.loads(capfd.readouterr().out)
+
+
+def test_installed_command():
+    result = subprocess.run([sys.executable, "-m", "hf_ssr.cli", "--version"], capture_output=True, text=True)
+    assert result.stdout.startswith("hf-ssr ")
