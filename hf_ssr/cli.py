@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hf-ssr",
         usage="hf-ssr PROMPT --model PATH_OR_ID [options]\n       hf-ssr export FOLDER",
-        description="Answer a prompt with a reasoning model, sooner: the tokens are those of plain generate. The thought "
-        "goes to stderr, the answer to stdout. To ask about the word 'export': hf-ssr --model M -- export",
+        description="Answer a prompt with a reasoning model, sooner: the tokens are those of plain generate. The "
+        "thought goes to stderr, the answer to stdout. To ask about the word 'export': hf-ssr --model M -- export",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; put into the model's chat template")
     parser.add_argument("--version", action="version", version=f"hf-ssr {__version__}")
@@ -303,8 +303,8 @@ def _print_comparison(run: _Run, plain: _Run, difference: dict[str, Any] | None)
         print(f"same tokens: yes, all {len(run.tokens)}", file=sys.stderr)
     elif "margin" in difference:
         print(
-            f"same tokens: no, from token {difference['position']} on: {difference['ssr']!r} here, {difference['plain']!r} "
-            f"in plain generate, whose scores lie {difference['margin']:.3g} apart",
+            f"same tokens: no, from token {difference['position']} on: {difference['ssr']!r} here, "
+            f"{difference['plain']!r} in plain generate, whose scores lie {difference['margin']:.3g} apart",
             file=sys.stderr,
         )
     else:

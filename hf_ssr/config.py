@@ -43,7 +43,7 @@ SETTINGS = (
 )
 _SCHEDULE = ("draft_budgets", "draft_interval")
 
-# The installed package and every copy of it from the Hub register a mode of their own, so that they can live side by side.
+# The installed package and each copy of it from the Hub register a mode of their own: they can live side by side.
 GENERATION_MODE = "ssr" if __package__ == "hf_ssr" else f"ssr_{__package__}".replace(".", "_")
 
 
@@ -59,15 +59,15 @@ class SSRConfig(GenerationConfig):
             Thinking tokens after which the cache is forked and the child drafts the answer, one stage each. `"auto"`
             forks at 64 and at each doubling, `[]` never. A budget that the thought does not reach never forks.
         draft_interval (`int`, *optional*):
-            Fork every so many thinking tokens, instead of `draft_budgets`. Of the two, the one that a call sets replaces
-            an inherited one.
+            Fork every so many thinking tokens, instead of `draft_budgets`. Of the two, the one that a call sets
+            replaces an inherited one.
         max_draft_length (`int`, *optional*):
             Most tokens that a child drafts, the forced close not counted. Without it a child drafts until its end of
             text, the next fork, or the end of the thought.
         thinking_budget (`int`, *optional*):
             Most thinking tokens; then the forced close follows. This changes the output: it is that of plain `generate`
-            with [`ThinkingBudgetLogitsProcessor`]. A budget that leaves no room in `max_new_tokens` for the forced close
-            and one token of the answer is cut until it does, with a warning.
+            with [`ThinkingBudgetLogitsProcessor`]. A budget that leaves no room in `max_new_tokens` for the forced
+            close and one token of the answer is cut until it does, with a warning.
         thinking_start (`str`, `list[int]` or `list[list[int]]`, *optional*):
             Marker that opens a thought, as text, token ids, or several spellings in ids. `[]`: the thought is open from
             the first new token, and the prompt is not searched for markers. Without it: detected with the tokenizer;
@@ -93,15 +93,15 @@ class SSRConfig(GenerationConfig):
         strict (`bool`, *optional*, default `False`):
             Raise an error where SSR does not apply, instead of a warning and plain decoding.
         prediction_ids (`list[int]`, *optional*):
-            A draft that the caller already has: the expected answer (what follows the thought, if there is one), or most
-            of it. Ranks before the child's drafts; with it nothing forks unless budgets are set as well. `[]` = none.
-            Not saved to disk.
+            A draft that the caller already has: the expected answer (what follows the thought, if there is one), or
+            most of it. Ranks before the child's drafts; with it nothing forks unless budgets are set as well. `[]` =
+            none. Not saved to disk.
         kwargs:
             Settings of [`~transformers.GenerationConfig`].
 
     Raises:
-        `ValueError`: for a value out of range, settings that contradict each other, or an unknown setting that looks like
-            a misspelt one of these.
+        `ValueError`: for a value out of range, settings that contradict each other, or an unknown setting that looks
+            like a misspelt one of these.
 
     Example:
 
@@ -165,7 +165,7 @@ class SSRConfig(GenerationConfig):
 
     @classmethod
     def from_config(cls, config: GenerationConfig) -> "SSRConfig":
-        """`config` as an `SSRConfig`, its prepared state included: of a plain class, or of another copy of this package."""
+        """`config`, of a plain class or another copy of this package, as an `SSRConfig` with all its prepared state."""
         if type(config) is cls:
             return config
         new = cls.__new__(cls)
@@ -185,7 +185,7 @@ class SSRConfig(GenerationConfig):
         return self.draft_interval is not None or self.draft_budgets not in (None, "auto", [])
 
     def get_generation_mode(self, assistant_model=None) -> str:
-        """The mode of SSR; of plain `generate`, with a warning (an error if `strict`), where beams or another drafter rule."""
+        """The mode of SSR, or the one that beams or another drafter ask for, with a warning (an error if `strict`)."""
         mode = super().get_generation_mode(assistant_model)
         if mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
             return GENERATION_MODE
@@ -194,7 +194,7 @@ class SSRConfig(GenerationConfig):
         return mode
 
     def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs) -> dict[str, Any]:
-        """As [`~transformers.GenerationConfig.update`]; of budgets and interval, the one set last replaces the other."""
+        """As [`~transformers.GenerationConfig.update`]; of budgets and interval the later replaces the other."""
         given = {name for name in _SCHEDULE if kwargs.get(name) is not None}
         if defaults_only and any(getattr(self, name) is not None for name in _SCHEDULE):
             kwargs = {name: value for name, value in kwargs.items() if name not in given}
@@ -255,12 +255,11 @@ class SSRConfig(GenerationConfig):
 
     def _validate_drafts(self) -> None:
         budgets = self.draft_budgets
-        if budgets is not None and budgets != "auto":
-            if not isinstance(budgets, (list, tuple)) or not all(_is_int(b, 0) for b in budgets):
-                raise ValueError(
-                    "`draft_budgets` must be 'auto' or a list of integers of at least 0 (thinking tokens), but is "
-                    f"{budgets!r}."
-                )
+        is_list = isinstance(budgets, (list, tuple)) and all(_is_int(b, 0) for b in budgets)
+        if budgets is not None and budgets != "auto" and not is_list:
+            raise ValueError(
+                f"`draft_budgets` must be 'auto' or a list of integers of at least 0 (thinking tokens), but is {budgets!r}."
+            )
         if budgets is not None and self.draft_interval is not None:
             raise ValueError(
                 f"`draft_budgets`={budgets!r} and `draft_interval`={self.draft_interval!r} exclude each other: set one."
@@ -276,8 +275,8 @@ class SSRConfig(GenerationConfig):
             if wanted and "draft" not in sources:
                 name = "draft_interval" if name == "draft_budgets" and self.draft_interval is not None else name
                 raise ValueError(
-                    f"`{name}`={_short(getattr(self, name))} needs drafts, but `sources`={list(sources)!r} leaves them out: "
-                    "add 'draft' to `sources`."
+                    f"`{name}`={_short(getattr(self, name))} needs drafts, but `sources`={list(sources)!r} leaves them "
+                    "out: add 'draft' to `sources`."
                 )
 
 

@@ -38,9 +38,10 @@ def ssr_decoding(
     Args:
         model (`PreTrainedModel`): the target.
         input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): the prompt.
-        logits_processor, stopping_criteria, synced_gpus, streamer, model_kwargs: as `generate` gives them to any decoding
-            method.
-        generation_config (`GenerationConfig`): prepared by `generate`; settings of SSR that it lacks have their defaults.
+        logits_processor, stopping_criteria, synced_gpus, streamer, model_kwargs: as `generate` gives them to any
+            decoding method.
+        generation_config (`GenerationConfig`): prepared by `generate`; settings of SSR that it lacks have their
+            defaults.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): finds the thinking markers.
 
     Returns:

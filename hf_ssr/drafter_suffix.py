@@ -1,4 +1,4 @@
-"""Drafts from what is already written: on along a draft, past a mismatch, or where the text's suffix occurred before."""
+"""Drafts from what is already written: along a draft, past a mismatch, or where the text's suffix occurred."""
 
 from dataclasses import dataclass
 
@@ -30,10 +30,10 @@ class SuffixDrafter(Drafter):
     """
     Follows one source at a time, the alignment, and searches for a new place when it is lost.
 
-    After a mismatch it first supposes a substitution: the source goes on behind the token that differs. If the next token
-    differs too, it takes the place near by that the last tokens match best (after an insertion or a deletion), unless a
-    longer suffix of the text occurs in any source. How much is drafted grows with what has agreed and halves with each
-    miss, so that a source that does not fit is soon left alone.
+    After a mismatch it first supposes a substitution: the source goes on behind the token that differs. If the next
+    token differs too, it takes the place near by that the last tokens match best (after an insertion or a deletion),
+    unless a longer suffix of the text occurs in any source. How much is drafted grows with what has agreed and halves
+    with each miss, so that a source that does not fit is soon left alone.
 
     Args:
         sources (`Sequence[str]`): which to use, of draft, thought, prompt, answer.

@@ -59,8 +59,8 @@ class Drafter(CandidateGenerator):
             input_ids (`torch.LongTensor` of shape `(1, sequence_length)`): the text so far.
 
         Returns:
-            `tuple[torch.LongTensor, None]`: ids of shape `(1, sequence_length + draft_length)`; no probabilities, as the
-            draft is one fixed sequence.
+            `tuple[torch.LongTensor, None]`: ids of shape `(1, sequence_length + draft_length)`; no probabilities, as
+            the draft is one fixed sequence.
         """
         for token in input_ids[0, self.length :].tolist():
             self.observe(token)

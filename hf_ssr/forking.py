@@ -50,8 +50,8 @@ def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int]) -> 
 @contextmanager
 def recording(cache: Cache) -> Iterator[None]:
     """
-    Lets the cache forget tokens that have left a sliding window: such layers keep everything until [`forget`] trims them.
-    On only while drafts are verified, and off again whatever happens: on, a prefill would keep the whole prompt.
+    Lets the cache forget tokens that have left a sliding window: such layers keep everything until [`forget`] trims
+    them. On only while drafts are verified, and off again whatever happens: on, a prefill would keep the whole prompt.
     """
     cache.activate_past_recording()
     try:

@@ -23,8 +23,8 @@ setattr(GenerationMixin, _DECODING_METHOD, ssr_decoding)
 
 def generate(*args, **kwargs):
     """
-    SSR as a `custom_generate` function: `model.generate(..., custom_generate=hf_ssr.generate)`, or loaded by transformers
-    from a Hub repository or a folder.
+    SSR as a `custom_generate` function: `model.generate(..., custom_generate=hf_ssr.generate)`, or loaded by
+    transformers from a Hub repository or a folder.
 
     Args:
         model (`PreTrainedModel`): the target.

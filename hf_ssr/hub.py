@@ -27,11 +27,13 @@ def export(folder: str | Path) -> list[Path]:
     """
     Writes `custom_generate/` into a folder: `generate.py`, the modules it imports, flat, and `requirements.txt`.
 
-    The folder serves as `custom_generate="<folder>"`; with a model in it, `from_pretrained(folder, trust_remote_code=True)`
-    gives a model whose `generate` is SSR. A `README.md` with the `custom_generate` tag is added if there is none.
+    The folder serves as `custom_generate="<folder>"`; with a model in it, `from_pretrained(folder,
+    trust_remote_code=True)` gives a model whose `generate` is SSR. A `README.md` with the `custom_generate` tag is
+    added if there is none.
 
     Args:
-        folder (`str` or `Path`): made if it is missing. What it holds stays, but for `custom_generate/`, which is replaced.
+        folder (`str` or `Path`): made if it is missing. What it holds stays, but for `custom_generate/`, which is
+            replaced.
 
     Returns:
         `list[Path]`: the files that were written.

@@ -158,8 +158,8 @@ def require_markers(config, tokenizer=None) -> ThinkingMarkers:
     markers = resolve_markers(config, tokenizer)
     if markers is None:
         raise ValueError(
-            "`thinking_end` is not set and could not be detected: set `thinking_end` (and `thinking_start`, if the model "
-            "opens its thoughts itself) to the model's markers, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`."
+            "`thinking_end` is not set and could not be detected: set `thinking_end` (and `thinking_start`, if the "
+            "model opens its thoughts itself) to the model's markers, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`."
         )
     return markers
 
@@ -171,35 +171,34 @@ def _marker(name: str, setting, tokenizer) -> Marker | None:
         spellings = setting if isinstance(setting[0], (list, tuple)) else [setting]
         return Marker(spellings=tuple(tuple(s) for s in spellings))
     if tokenizer is None:
-        raise ValueError(
-            f"`{name}`={setting!r} is text, which needs a tokenizer: pass `tokenizer=` to `generate`, make the config with "
-            "`SSRConfig.from_tokenizer(tokenizer, ...)`, or give token ids."
-        )
+        raise _needs_tokenizer(name, setting)
     ids = encode(tokenizer, setting)
     if all(i in tokenizer.added_tokens_decoder for i in ids):  # spelt in one way only
         return Marker(spellings=(tuple(ids),))
     return Marker(text=setting, tokenizer=tokenizer)
 
 
+def _needs_tokenizer(name: str, setting: str) -> ValueError:
+    return ValueError(
+        f"`{name}`={setting!r} is text, which needs a tokenizer: pass `tokenizer=` to `generate`, make the config with "
+        "`SSRConfig.from_tokenizer(tokenizer, ...)`, or give token ids."
+    )
+
+
 def _forced_close(config, end: Marker, family: Family | None, tokenizer) -> tuple[int, ...]:
     setting = config.forced_close
     if setting is None:
-        if family is not None:
-            setting = family.close
-        else:
-            setting = end.text if end.text is not None else end.spellings[0]
+        own = end.text if end.text is not None else end.spellings[0]
+        setting = own if family is None else family.close
     if isinstance(setting, str):
         if tokenizer is None:
-            raise ValueError(
-                f"`forced_close`={setting!r} is text, which needs a tokenizer: pass `tokenizer=` to `generate`, make the "
-                "config with `SSRConfig.from_tokenizer(tokenizer, ...)`, or give token ids."
-            )
+            raise _needs_tokenizer("forced_close", setting)
         setting = encode(tokenizer, setting)
     close = tuple(setting)
     if end.first_end(close) is None:
         raise ValueError(
-            f"`forced_close`={config.forced_close!r} must contain `thinking_end`={config.thinking_end!r}, or the thought "
-            "would stay open: add the marker to it."
+            f"`forced_close`={config.forced_close!r} must contain `thinking_end`={config.thinking_end!r}, or the "
+            "thought would stay open: add the marker to it."
         )
     return close
 

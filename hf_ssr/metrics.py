@@ -27,8 +27,8 @@ class Stage:
     Args:
         draft_budget (`int`): thinking tokens before the fork.
         draft_tokens (`int`): tokens that the child drafted, the forced close not counted.
-        ended_by (`str`): `"eos"`, `"max_draft_length"`, `"fork"` (the next stage began), `"close"` (the thought ended) or
-            `"stop"` (generation ended).
+        ended_by (`str`): `"eos"`, `"max_draft_length"`, `"fork"` (the next stage began), `"close"` (the thought ended)
+            or `"stop"` (generation ended).
     """
 
     draft_budget: int
@@ -39,7 +39,8 @@ class Stage:
 @dataclass
 class SSRMetrics:
     """
-    Counts (tokens, forwards) and times (seconds) of one prompt's generation; rates are properties, `nan` where undefined.
+    Counts (tokens, forwards) and times (seconds) of one prompt's generation; rates are properties, `nan` where
+    undefined.
 
     Args:
         prompt_tokens, new_tokens, thinking_tokens (`int`): lengths; the thought's closing marker counts as thought.
@@ -48,13 +49,14 @@ class SSRMetrics:
         drafted_tokens (`int`): draft tokens that were given to verification.
         prefix_accepted (`int`): draft tokens accepted before the first mismatch with the draft.
         suffix_accepted (`dict[str, int]`): draft tokens accepted later, by the source they were drafted from.
-        recovered_tokens, bonus_tokens, plain_tokens (`int`): tokens of the model itself: replacing a rejected draft token,
-            after a fully accepted draft, and from steps without a draft.
+        recovered_tokens, bonus_tokens, plain_tokens (`int`): tokens of the model itself: replacing a rejected draft
+            token, after a fully accepted draft, and from steps without a draft.
         lookups, hits (`int`): steps of the answer past the first mismatch; those in which a draft token was accepted.
         forwards (`dict[str, int]`): target forwards by phase.
         shapes (`dict[str, list]`): forwards after the prefill by rows x tokens: how many, and their seconds.
         seconds (`dict[str, float]`): wall time by phase. Drafting is hidden in the thought, except for
-            `drafting_exposed`, the part of it in which the parent waits: to fork, drop the row, pick the child's tokens.
+            `drafting_exposed`, the part of it in which the parent waits: to fork, drop the row, pick the child's
+            tokens.
         forward_seconds, total_seconds (`float`): inside the model's forwards, and of the whole generation.
         thinking_budget (`int`, *optional*): the budget in force; `thinking_budget_capped`: whether it was cut to leave
             room for an answer.
@@ -85,7 +87,7 @@ class SSRMetrics:
 
     @contextmanager
     def timed_forward(self, phase: str, rows: int, tokens: int, device: torch.device) -> Iterator[None]:
-        """Counts one target forward of `rows` x `tokens` and its time; waits for the device, as choosing a token does."""
+        """Counts one target forward of `rows` x `tokens` and its time. Waits for the device, as picking a token would."""
         begin = time.perf_counter()
         yield
         if device.type != "cpu":
@@ -198,7 +200,7 @@ class SSRMetrics:
 
     @property
     def answer_speedup(self) -> float:
-        """Forwards of the answer in plain steps' time, one a token, / its time here. Prefill and thought not counted."""
+        """Time of the answer in plain steps, one a token, / its time here. Prefill and thought are not counted."""
         here = self.seconds["verify"] + self.seconds["speculate"]
         return _ratio(self.answer_tokens * self.plain_step_seconds, here)
 

@@ -16,7 +16,8 @@ class SSROutput(GenerateDecoderOnlyOutput):
 
     Args:
         sequences (`torch.LongTensor` of shape `(batch_size, sequence_length)`): prompt and new tokens.
-        scores, logits (`tuple[torch.FloatTensor]`, *optional*): one `(batch_size, vocab_size)` a new token, if asked for.
+        scores, logits (`tuple[torch.FloatTensor]`, *optional*): one `(batch_size, vocab_size)` a new token, if asked
+            for.
         cache (`Cache`, *optional*): holds all but the last token of `sequences`.
         metrics ([`SSRMetrics`]): what was counted.
     """
@@ -28,8 +29,8 @@ class Stream:
     """
     A streamer that is ended exactly once, however generation ends: its reader must not wait for ever.
 
-    Tokens pass through `put` one by one, in the shapes of plain `generate`. Drafts are shown only to a streamer that has
-    transformers' `put_draft`.
+    Tokens pass through `put` one by one, in the shapes of plain `generate`. Drafts are shown only to a streamer that
+    has transformers' `put_draft`.
     """
 
     def __init__(self, streamer=None):

@@ -51,8 +51,8 @@ def prepare(
         synced_gpus (`bool`): whether ranks must run equally many forwards.
 
     Raises:
-        `ValueError`: for an empty prompt, ids out of range, markers that are needed and unknown, or, under `strict`, where
-            SSR does not apply.
+        `ValueError`: for an empty prompt, ids out of range, markers that are needed and unknown, or, under `strict`,
+            where SSR does not apply.
     """
     if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
         raise ValueError("`input_ids` is empty: SSR needs a prompt of at least one token.")
@@ -65,8 +65,8 @@ def prepare(
     if thinking.budget_capped:
         warnings.warn(
             f"`thinking_budget`={config.thinking_budget} leaves no room for an answer within the "
-            f"{config.max_length - input_ids.shape[1]} new tokens that `max_new_tokens` (or `max_length`) allows: it is cut to "
-            f"{thinking.budget}. Set a smaller `thinking_budget` or a larger `max_new_tokens`.",
+            f"{config.max_length - input_ids.shape[1]} new tokens that `max_new_tokens` (or `max_length`) allows: it is "
+            f"cut to {thinking.budget}. Set a smaller `thinking_budget` or a larger `max_new_tokens`.",
             stacklevel=2,
         )
     if reason is not None:
@@ -122,8 +122,8 @@ def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers 
             raise ValueError(f"`{needed}`={getattr(config, needed)!r} needs thinking markers. {error}") from None
     if markers is None and not schedule.never:
         warnings.warn(
-            "No thinking markers were found, so nothing is drafted ahead: only suffix speculation speeds up the text. Set "
-            "`thinking_end`, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`; `draft_budgets=[]` silences this.",
+            "No thinking markers were found, so nothing is drafted ahead: only suffix speculation speeds up the text. "
+            "Set `thinking_end`, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`; `draft_budgets=[]` silences this.",
             stacklevel=2,
         )
     return markers, tokenizer

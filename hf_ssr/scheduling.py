@@ -10,8 +10,8 @@ class ForkSchedule:
     The budgets of one thought, in order.
 
     Args:
-        config ([`SSRConfig`]): `draft_budgets` or `draft_interval`; with `prediction_ids` only budgets that were asked for
-            count, as there is a draft already.
+        config ([`SSRConfig`]): `draft_budgets` or `draft_interval`; with `prediction_ids` only budgets that were asked
+            for count, as there is a draft already.
     """
 
     def __init__(self, config: SSRConfig):

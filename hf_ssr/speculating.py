@@ -1,4 +1,4 @@
-"""Rounds of speculation: draft, one target forward, verify, forget what was rejected. With any drafter, fork or no fork."""
+"""Rounds of speculation: draft, one target forward, verify, forget what was rejected; with any drafter."""
 
 from .drafting import Draft, Drafter
 from .forking import forget, recording

@@ -15,8 +15,8 @@ from .thinking import ThinkingState, force_token
 
 class TargetState:
     """
-    One prompt's text and cache under the target. Does what plain `generate` does for each token, in the same order: pick
-    it with the same processors and one random draw, append it, ask the stopping criteria, stream it.
+    One prompt's text and cache under the target. Does what plain `generate` does for each token, in the same order:
+    pick it with the same processors and one random draw, append it, ask the stopping criteria, stream it.
 
     Row 0 is the parent, whose text is the output. While a child is there it is row 1, as long as the parent; both go
     through one forward.
@@ -90,7 +90,7 @@ class TargetState:
 
     @property
     def cached_length(self) -> int:
-        """Tokens that the cache holds between two forwards: all but the last, and what the user's cache held besides."""
+        """Tokens that the cache holds between two forwards: all but the last, and what a user's cache had before."""
         return self.length - 1 + self._ahead
 
     @property
@@ -116,8 +116,8 @@ class TargetState:
             draft (`Sequence[int]`): proposed tokens of the parent's text; without a child only.
 
         Returns:
-            `torch.FloatTensor` of shape `(rows, draft_length + 1, vocab_size)`: what comes after the text, and after each
-            draft token.
+            `torch.FloatTensor` of shape `(rows, draft_length + 1, vocab_size)`: what comes after the text, and after
+            each draft token.
         """
         if self._next_logits is not None:  # left over from the prefill
             logits, self._next_logits = self._next_logits, None
@@ -162,7 +162,8 @@ class TargetState:
         The target's tokens at consecutive positions. Each must be emitted before the next is asked for.
 
         Args:
-            logits (`torch.FloatTensor` of shape `(1, positions, vocab_size)`): what comes at each, if the ones before agree.
+            logits (`torch.FloatTensor` of shape `(1, positions, vocab_size)`): what comes at each, if the ones before
+                agree.
         """
         argmax_will_do = not (self.config.do_sample or self.logits_processor or self.thinking.forced is not None)
         if argmax_will_do and self.scores is None and self.logits is None:

@@ -103,8 +103,8 @@ class SuffixMatch:
         Where the matched text goes on.
 
         Returns:
-            `tuple[int, int]`: the length in tokens of the longest matched suffix that something follows, and the index of
-            the token that follows it; `(0, 0)` if there is none.
+            `tuple[int, int]`: the length in tokens of the longest matched suffix that something follows, and the index
+            of the token that follows it; `(0, 0)` if there is none.
         """
         automaton, state, length = self.automaton, self._state, self.length
         while state:

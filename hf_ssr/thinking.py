@@ -119,8 +119,8 @@ class ThinkingState:
 
 class ThinkingBudgetLogitsProcessor(LogitsProcessor):
     """
-    Enforces a thinking budget in plain `generate` exactly as SSR does: after `thinking_budget` thinking tokens the tokens
-    of the forced close follow, whatever the model prefers. A thought that closes by itself is left alone.
+    Enforces a thinking budget in plain `generate` exactly as SSR does: after `thinking_budget` thinking tokens the
+    tokens of the forced close follow, whatever the model prefers. A thought that closes by itself is left alone.
 
     It is a function of `input_ids`, so it is right at every position of a draft that may be rolled back. It remembers
     what it has read of each row; a step compares that in one tensor operation and reads only what is new.
@@ -129,8 +129,8 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         config (`SSRConfig`): `thinking_budget` and the markers; see [`SSRConfig.from_tokenizer`].
         prompt_length (`int`): tokens of the prompt, padding included.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): finds markers that `config` gives as text, or not at all.
-        max_new_tokens (`int`, *optional*): as given to `generate`; a budget that leaves no room for the forced close and
-            one token of the answer is cut until it does, as SSR cuts it.
+        max_new_tokens (`int`, *optional*): as given to `generate`; a budget that leaves no room for the forced close
+            and one token of the answer is cut until it does, as SSR cuts it.
 
     Raises:
         `ValueError`: if `config.thinking_budget` is not set, or no thinking marker is known.

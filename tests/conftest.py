@@ -33,7 +33,7 @@ def sliding_model():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    """Every printable character is a token, some pairs are, and `<think>`, `</think>`; as large as the models' vocabulary."""
+    """Every printable character is a token, so are some pairs, `<think>` and `</think>`; it fits the tiny models."""
     characters = [" ", "\n", *map(chr, range(33, 127))]
     pairs = [a + b for a in "aeiou" for b in "bcdfglmnrst"]
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", *characters, *pairs])}

@@ -41,7 +41,19 @@ def test_json(folder, capfd):
 
 
 def test_sampled_with_a_seed(folder, capfd):
-    call = ["Say it.", "--model", folder, *OPTIONS, "--sample", "--temperature", "0.8", "--seed", "5", "--json", "--compare"]
+    call = [
+        "Say it.",
+        "--model",
+        folder,
+        *OPTIONS,
+        "--sample",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "5",
+        "--json",
+        "--compare",
+    ]
     assert main(call) == 0
     assert json.loads(capfd.readouterr().out)["same_tokens"] is True
 

@@ -8,7 +8,9 @@ import torch
 from hf_ssr import SuffixDrafter
 
 
-def drafter(draft=(), sources=("draft", "thought", "prompt", "answer"), num_draft_tokens=4, lead=(), min_match_length=2):
+def drafter(
+    draft=(), sources=("draft", "thought", "prompt", "answer"), num_draft_tokens=4, lead=(), min_match_length=2
+):
     made = SuffixDrafter(sources, min_match_length, num_draft_tokens, max_length=1000, lead=lead)
     made.add_draft(list(draft))
     return made

@@ -15,7 +15,11 @@ def metrics(model, count_forwards):
     plain = plain_run(model, {"max_new_tokens": 64, "do_sample": False})
     counter = count_forwards(model)
     config = SSRConfig(
-        thinking_start=[], thinking_end=[plain.marker], draft_budgets=[5], return_dict_in_generate=True, **plain.settings
+        thinking_start=[],
+        thinking_end=[plain.marker],
+        draft_budgets=[5],
+        return_dict_in_generate=True,
+        **plain.settings,
     )
     metrics = run(model, plain.ids, {}, generation_config=config).metrics
     assert counter.count == metrics.target_forwards

@@ -215,8 +215,8 @@ def test_nothing_installed(model, plain, tmp_path):
         settings = {settings!r}
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
         torch.manual_seed(7)
-        out = model.generate(ids, custom_generate=folder, trust_remote_code=True, return_dict_in_generate=True, **settings)
-        assert torch.equal(out.sequences, expected) and out.metrics.accepted_tokens > 0
+        out = model.generate(ids, custom_generate=folder, trust_remote_code=True, return_dict_in_generate=True,
+        **settings) assert torch.equal(out.sequences, expected) and out.metrics.accepted_tokens > 0
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, trust_remote_code=True)
         torch.manual_seed(7)
         out = model.generate(ids, return_dict_in_generate=True, **settings)

@@ -186,9 +186,7 @@ def test_every_token_as_end_of_text(plain_and_model):
     for token in sorted(set(plain.new)):
         expected = run(model, plain.ids, plain.settings, eos_token_id=token)
         streamer = Recorder()
-        output = run(
-            model, plain.ids, {}, generation_config=config_of(plain), eos_token_id=token, streamer=streamer
-        )
+        output = run(model, plain.ids, {}, generation_config=config_of(plain), eos_token_id=token, streamer=streamer)
         assert torch.equal(output, expected)
         assert streamer.tokens == expected[0, plain.ids.shape[1] :].tolist()
 

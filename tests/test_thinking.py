@@ -86,7 +86,9 @@ def test_start_is_open_from_the_first_token_without_a_start_marker():
     assert state_of(tokenizer, "q</t>", thinking_end="</t>", thinking_start=[]).phase == "open"
 
 
-@pytest.mark.parametrize("text", ["Final answer: 42", "so.\nFinal answer:\n42", "**Final answer:** 42", "Final answer:42"])
+@pytest.mark.parametrize(
+    "text", ["Final answer: 42", "so.\nFinal answer:\n42", "**Final answer:** 42", "Final answer:42"]
+)
 def test_any_text_closes_however_it_is_tokenised(text):
     """With merges across the marker's borders, and byte by byte."""
     backend = Tokenizer(models.BPE(byte_fallback=False))
@@ -128,7 +130,7 @@ def test_from_tokenizer_without_markers():
 
 
 def test_forced_close_must_close():
-    with pytest.raises(ValueError, match="`forced_close`.*must contain `thinking_end`"):
+    with pytest.raises(ValueError, match=r"`forced_close`.*must contain `thinking_end`"):
         resolve_markers(SSRConfig(thinking_end=[5], forced_close=[4, 6]))
 
 
@@ -218,7 +220,9 @@ def test_no_thought_no_budget(model):
         {"thinking_start": [unused], "thinking_end": [last]},  # closed by the prompt
         {"thinking_start": [unused], "thinking_end": [unused - 1]},  # never opened
     ):
-        config = SSRConfig(thinking_budget=3, draft_budgets=[2], return_dict_in_generate=True, **markers, **plain.settings)
+        config = SSRConfig(
+            thinking_budget=3, draft_budgets=[2], return_dict_in_generate=True, **markers, **plain.settings
+        )
         output = run(model, plain.ids, {}, generation_config=config)
         assert torch.equal(output.sequences, plain.sequences)
         assert output.metrics.stages == [] and output.metrics.thinking_tokens == 0

@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures: 2 to 4 layers, 64 wide, windows of 8, so that every cache kind is cheap to try."""
+"""Tiny random models of many architectures: 2 to 4 layers, 64 wide, windows of 8: every cache kind is cheap to try."""
 
 import torch
 import transformers
