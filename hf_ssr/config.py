@@ -258,7 +258,8 @@ class SSRConfig(GenerationConfig):
         is_list = isinstance(budgets, (list, tuple)) and all(_is_int(b, 0) for b in budgets)
         if budgets is not None and budgets != "auto" and not is_list:
             raise ValueError(
-                f"`draft_budgets` must be 'auto' or a list of integers of at least 0 (thinking tokens), but is {budgets!r}."
+                "`draft_budgets` must be 'auto' or a list of integers of at least 0 (thinking tokens), but is "
+                f"{budgets!r}."
             )
         if budgets is not None and self.draft_interval is not None:
             raise ValueError(

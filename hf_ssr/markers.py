@@ -159,7 +159,7 @@ def require_markers(config, tokenizer=None) -> ThinkingMarkers:
     if markers is None:
         raise ValueError(
             "`thinking_end` is not set and could not be detected: set `thinking_end` (and `thinking_start`, if the "
-            "model opens its thoughts itself) to the model's markers, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`."
+            "model opens its thoughts itself) to its markers, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`."
         )
     return markers
 

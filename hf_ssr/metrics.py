@@ -87,7 +87,7 @@ class SSRMetrics:
 
     @contextmanager
     def timed_forward(self, phase: str, rows: int, tokens: int, device: torch.device) -> Iterator[None]:
-        """Counts one target forward of `rows` x `tokens` and its time. Waits for the device, as picking a token would."""
+        """Counts one target forward of `rows` x `tokens` and its time. Waits for the device, as picking would."""
         begin = time.perf_counter()
         yield
         if device.type != "cpu":

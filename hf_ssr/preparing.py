@@ -65,7 +65,7 @@ def prepare(
     if thinking.budget_capped:
         warnings.warn(
             f"`thinking_budget`={config.thinking_budget} leaves no room for an answer within the "
-            f"{config.max_length - input_ids.shape[1]} new tokens that `max_new_tokens` (or `max_length`) allows: it is "
+            f"{config.max_length - input_ids.shape[1]} new tokens that `max_new_tokens` (`max_length`) allows: it is "
             f"cut to {thinking.budget}. Set a smaller `thinking_budget` or a larger `max_new_tokens`.",
             stacklevel=2,
         )
@@ -123,7 +123,7 @@ def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers 
     if markers is None and not schedule.never:
         warnings.warn(
             "No thinking markers were found, so nothing is drafted ahead: only suffix speculation speeds up the text. "
-            "Set `thinking_end`, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`; `draft_budgets=[]` silences this.",
+            "Set `thinking_end`, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`. `draft_budgets=[]` is silent.",
             stacklevel=2,
         )
     return markers, tokenizer

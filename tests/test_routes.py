@@ -215,11 +215,12 @@ def test_nothing_installed(model, plain, tmp_path):
         settings = {settings!r}
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
         torch.manual_seed(7)
-        out = model.generate(ids, custom_generate=folder, trust_remote_code=True, return_dict_in_generate=True,
-        **settings) assert torch.equal(out.sequences, expected) and out.metrics.accepted_tokens > 0
+        settings["return_dict_in_generate"] = True
+        out = model.generate(ids, custom_generate=folder, trust_remote_code=True, **settings)
+        assert torch.equal(out.sequences, expected) and out.metrics.accepted_tokens > 0
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, trust_remote_code=True)
         torch.manual_seed(7)
-        out = model.generate(ids, return_dict_in_generate=True, **settings)
+        out = model.generate(ids, **settings)
         assert torch.equal(out.sequences, expected) and out.metrics.accepted_tokens > 0
         print("both routes agree")
     """
