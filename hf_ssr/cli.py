@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
-from transformers.generation.streamers import BaseStreamer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from .config import SSRConfig
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
 from .hub import export
 from .markers import resolve_markers
 from .output import SSROutput
-from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState, split_thinking
+from .terminal import ThoughtAndAnswer
+from .thinking import ThinkingBudgetLogitsProcessor, split_thinking
 from .version import __version__
 
 
@@ -160,7 +160,10 @@ def _load(arguments: argparse.Namespace):
         raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
     tokenizer = AutoTokenizer.from_pretrained(arguments.model, **{k: v for k, v in gguf.items() if k != "dtype"})
     model = AutoModelForCausalLM.from_pretrained(arguments.model, **{"dtype": arguments.dtype, **gguf})
-    return model.to(arguments.device).eval(), tokenizer
+    try:
+        return model.to(arguments.device).eval(), tokenizer
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {arguments.device}: {str(error).splitlines()[0]}") from None
 
 
 def _prompt_ids(arguments: argparse.Namespace, tokenizer) -> torch.LongTensor:
@@ -196,7 +199,7 @@ def _timed_generate(model, ids, seed: int, **kwargs) -> _Run:
 
 
 def _run(model, ids, seed: int, config: SSRConfig, tokenizer, stream: bool) -> _Run:
-    streamer = _ThoughtAndAnswer(tokenizer, config, ids[0].tolist()) if stream else None
+    streamer = ThoughtAndAnswer(tokenizer, config, ids[0].tolist()) if stream else None
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: print(f"hf-ssr: {message}", file=sys.stderr)
         return _timed_generate(model, ids, seed, generation_config=config, tokenizer=tokenizer, streamer=streamer)
@@ -213,49 +216,6 @@ def _run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> _Run:
             )
         )
     return _timed_generate(model, ids, seed, generation_config=plain, logits_processor=processors)
-
-
-class _TextTo(TextStreamer):
-    """Writes text to a file, without the white space it begins with, each piece between two strings."""
-
-    def __init__(self, tokenizer, file, before: str = "", after: str = "", **kwargs):
-        super().__init__(tokenizer, **kwargs)
-        self._file, self._before, self._after = file, before, after
-        self._begun = False
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        text = text if self._begun else text.lstrip()
-        self._begun = self._begun or bool(text)
-        if text:
-            print(f"{self._before}{text}{self._after}", end="", file=self._file, flush=True)
-
-
-class _ThoughtAndAnswer(BaseStreamer):
-    """Streams the thought, dim, to stderr, and the answer to stdout."""
-
-    def __init__(self, tokenizer, config: SSRConfig, prompt: list[int]):
-        self._state = ThinkingState(resolve_markers(config, tokenizer), prompt)
-        dim = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-        self._thought = _TextTo(tokenizer, sys.stderr, *dim)
-        self._answer = _TextTo(tokenizer, sys.stdout, skip_special_tokens=True)
-        self._is_prompt = True
-
-    def put(self, value: torch.LongTensor) -> None:
-        if self._is_prompt:
-            self._is_prompt = False
-            return
-        for token in value.flatten().tolist():
-            was_answer = self._state.phase == "closed"
-            self._state.push(token)
-            (self._answer if was_answer else self._thought).put(torch.tensor([token]))
-            if not was_answer and self._state.phase == "closed":
-                self._thought.end()
-                print(file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        self._thought.end()
-        self._answer.end()
-        print(flush=True)
 
 
 def _difference(model, tokenizer, ids, run: _Run, plain: _Run) -> dict[str, Any] | None:

@@ -41,7 +41,6 @@ SETTINGS = (
     "strict",
     "prediction_ids",
 )
-_SCHEDULE = ("draft_budgets", "draft_interval")
 
 # The installed package and each copy of it from the Hub register a mode of their own: they can live side by side.
 GENERATION_MODE = "ssr" if __package__ == "hf_ssr" else f"ssr_{__package__}".replace(".", "_")
@@ -185,21 +184,36 @@ class SSRConfig(GenerationConfig):
         return self.draft_interval is not None or self.draft_budgets not in (None, "auto", [])
 
     def get_generation_mode(self, assistant_model=None) -> str:
-        """The mode of SSR, or the one that beams or another drafter ask for, with a warning (an error if `strict`)."""
+        """The mode of SSR, or the one that other settings ask for, with a warning (an error if `strict`)."""
+        other = self.other_mode(assistant_model)
+        if other is None:
+            return GENERATION_MODE
+        not_applicable(self, f"other settings ask for {_readable(other)}", _readable(other))
+        return other
+
+    def other_mode(self, assistant_model=None) -> GenerationMode | None:
+        """
+        The mode that beams, prompt lookup or an assistant ask for, or `None` if nothing stands against SSR.
+
+        Raises:
+            `ValueError`: if `thinking_budget` is set, which that mode would silently drop.
+        """
         mode = super().get_generation_mode(assistant_model)
         if mode in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-            return GENERATION_MODE
-        if mode != GenerationMode.ASSISTED_GENERATION or assistant_model is not None:
-            not_applicable(self, f"the other settings ask for {str(getattr(mode, 'value', mode)).replace('_', ' ')}")
+            return None
+        if self.thinking_budget is not None:
+            raise ValueError(
+                f"`thinking_budget`={self.thinking_budget} is not enforced in {_readable(mode)}, which other settings ask "
+                "for: unset it, and pass a `ThinkingBudgetLogitsProcessor` in `logits_processor` instead."
+            )
         return mode
 
     def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs) -> dict[str, Any]:
-        """As [`~transformers.GenerationConfig.update`]; of budgets and interval the later replaces the other."""
-        given = {name for name in _SCHEDULE if kwargs.get(name) is not None}
-        if defaults_only and any(getattr(self, name) is not None for name in _SCHEDULE):
-            kwargs = {name: value for name, value in kwargs.items() if name not in given}
-        elif not defaults_only and len(given) == 1:
-            for name in set(_SCHEDULE) - given:
+        """As [`~transformers.GenerationConfig.update`], but what is set replaces what contradicts it."""
+        if defaults_only:
+            kwargs = {name: value for name, value in kwargs.items() if name not in overruled(vars(self))}
+        else:
+            for name in overruled(kwargs):
                 setattr(self, name, None)
         return super().update(defaults_only=defaults_only, allow_custom_entries=allow_custom_entries, **kwargs)
 
@@ -281,16 +295,32 @@ class SSRConfig(GenerationConfig):
                 )
 
 
-def not_applicable(config: SSRConfig, reason: str) -> None:
+def _readable(mode: GenerationMode) -> str:
+    return mode.value.replace("_", " ")
+
+
+def overruled(given: dict[str, Any]) -> set[str]:
+    """Settings that contradict those of `given`: inherited ones give way."""
+    names = set()
+    if given.get("draft_budgets") is not None:
+        names.add("draft_interval")
+    if given.get("draft_interval") is not None:
+        names.add("draft_budgets")
+    if given.get("sources") is not None and "draft" not in given["sources"]:
+        names |= {"draft_budgets", "draft_interval", "prediction_ids"}
+    return {name for name in names if given.get(name) is None}
+
+
+def not_applicable(config: SSRConfig, reason: str, instead: str = "plain decoding") -> None:
     """
-    Says that SSR does not apply and plain decoding runs instead.
+    Says that SSR does not apply and what runs instead.
 
     Raises:
         `ValueError`: if `config.strict`.
     """
     if config.setting("strict"):
-        raise ValueError(f"SSR does not apply: {reason}; `strict` is set. Change that, or unset `strict` to run plain.")
-    warnings.warn(f"SSR does not apply: {reason}; running plain decoding.", stacklevel=2)
+        raise ValueError(f"SSR does not apply: {reason}; `strict` is set. Change that, or unset `strict`.")
+    warnings.warn(f"SSR does not apply: {reason}; running {instead}.", stacklevel=2)
 
 
 def _refuse_misspelt(kwargs: dict[str, Any]) -> None:

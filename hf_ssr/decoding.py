@@ -51,7 +51,7 @@ def ssr_decoding(
         `ValueError`: before the first token, for settings that do not fit each other, the model or the prompt.
     """
     metrics = SSRMetrics(prompt_tokens=input_ids.shape[1])
-    with Stream(streamer) as stream, metrics.timed_in_all():
+    with Stream.around(streamer) as stream, metrics.timed_in_all():
         config = SSRConfig.from_config(generation_config)
         plan = prepare(model, input_ids, config, tokenizer, model_kwargs, synced_gpus)
         plain = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **model_kwargs}
@@ -79,7 +79,10 @@ def generate_text(target: TargetState, config: SSRConfig) -> None:
     knows_prompt = False
     while not target.done:
         if target.thinking.open:
-            drafts = think(target, config)
+            with (
+                target.model._optimize_model_for_decode()
+            ):  # one-token steps, for which experts have a kernel of their own
+                drafts = think(target, config)
             drafter.begin_answer()
             drafter.add("thought", target.thinking.thought)
             if prediction:  # added last: it ranks first
@@ -111,15 +114,18 @@ def think(target: TargetState, config: SSRConfig) -> list[list[int]]:
                 logits = target.forward(phase)[:, -1]
                 thinking_tokens = target.thinking.thinking_tokens
                 token = target.choose(logits[:1])
-                if schedule.due(thinking_tokens) and not target.is_closing(token):
+                if schedule.due(thinking_tokens) and target.can_draft_ahead_of(token):
                     end_stage(target, child, "fork", stages)
                     child = fork(target, config, thinking_tokens)
                     logits = logits[[0, 0]]
                 child_token = None if child is None else choose_for_child(target, child, logits[1:])
                 target.emit(token, child_token)
                 if child is not None and child.ended_by:
-                    child = end_stage(target, child, child.ended_by, stages)
+                    end_stage(target, child, child.ended_by, stages)
+                    drop_child(target)
+                    child = None
         end_stage(target, child, "stop" if target.thinking.open else "close", stages)
+        drop_child(target)
     finally:
         target.settle()
     return stages
@@ -132,7 +138,9 @@ def fork(target: TargetState, config: SSRConfig, thinking_tokens: int) -> Child:
         temperature = config.setting("draft_temperature")
         generator = None
         if temperature > 0:
-            generator = torch.Generator(target.ids.device).manual_seed(config.setting("draft_seed") + thinking_tokens)
+            generator = torch.Generator(target.ids.device).manual_seed(
+                (config.setting("draft_seed") + thinking_tokens) % 2**63
+            )
         return Child(
             thinking_tokens,
             target.thinking.markers.forced_close,
@@ -151,11 +159,16 @@ def choose_for_child(target: TargetState, child: Child, logits: torch.FloatTenso
 
 
 def end_stage(target: TargetState, child: Child | None, reason: str, stages: list[list[int]]) -> None:
-    """The child's row goes, its tokens stay as a draft."""
+    """The child drafts no more; its tokens stay as a draft."""
     if child is None:
         return
-    with target.metrics.timed("drafting_exposed"):
-        target.drop_child()
     target.metrics.stages.append(Stage(child.draft_budget, len(child.tokens), reason))
     target.stream.preview(child.tokens)
-    stages.append(child.tokens)
+    if child.tokens:
+        stages.append(child.tokens)
+
+
+def drop_child(target: TargetState) -> None:
+    """Back to one row. The parent waits for it."""
+    with target.metrics.timed("drafting_exposed"):
+        target.drop_child()

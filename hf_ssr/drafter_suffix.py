@@ -6,10 +6,11 @@ from .drafting import Draft, Drafter
 from .suffix_automaton import SuffixAutomaton, SuffixMatch
 
 DRAFT_PER_MATCHED_TOKEN = 2  # a match of n tokens is worth a draft of 2 n; agreement since then counts as match
+MOST_DRAFTS = 16  # older drafts are forgotten: each source costs time at every token
 MOST_DISTRUST = 8  # each suffix match in vain asks for a match one token longer, up to this many more
 
 
-@dataclass
+@dataclass(eq=False)
 class _Source:
     """A token sequence to draft from, and the longest suffix of the text that occurs in it."""
 
@@ -68,6 +69,9 @@ class SuffixDrafter(Drafter):
         if "draft" in self._names and len(tokens):
             automaton = SuffixAutomaton(tokens)
             self._sources.insert(0, _Source("draft", automaton, SuffixMatch(automaton)))
+            drafts = [source for source in self._sources if source.name == "draft"]
+            for source in drafts[MOST_DRAFTS:]:
+                self._sources.remove(source)
             self._follow(self._sources[0], 0, self._full_trust)
             self._is_prefix = True
 

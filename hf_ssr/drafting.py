@@ -1,7 +1,5 @@
 """What proposes tokens: a draft, the contract of every drafter, and the child that drafts while its parent thinks."""
 
-import copy
-import inspect
 from abc import abstractmethod
 from dataclasses import dataclass, field
 
@@ -76,7 +74,7 @@ class Child:
     """
     The fork of the text that closes the thought early and drafts the answer, one token a step.
 
-    It has its own random generator and its own processors: nothing that the parent uses is touched.
+    It has its own random generator, and calls only processors that have no state: nothing of the parent's is touched.
 
     Args:
         draft_budget (`int`): thinking tokens before the fork.
@@ -132,54 +130,43 @@ class Child:
         return token
 
 
-# transformers' processors that are functions of their arguments: a child can use the parent's own
-_STATELESS = tuple(
-    getattr(logits_process, name)
+# transformers' processors that depend on nothing but their arguments: a child can use the parent's own
+_STATELESS = {
+    getattr(logits_process, name, None)
     for name in (
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
         "ForcedBOSTokenLogitsProcessor",
         "ForcedEOSTokenLogitsProcessor",
         "InfNanRemoveLogitsProcessor",
         "LogitNormalization",
         "MinLengthLogitsProcessor",
         "MinNewTokensLengthLogitsProcessor",
-        "MinPLogitsWarper",
         "NoBadWordsLogitsProcessor",
         "NoRepeatNGramLogitsProcessor",
         "RepetitionPenaltyLogitsProcessor",
         "SequenceBiasLogitsProcessor",
         "SuppressTokensAtBeginLogitsProcessor",
         "SuppressTokensLogitsProcessor",
+    )
+}
+_WARPERS = {  # they cut the tail of a distribution: no matter to a greedy child
+    getattr(logits_process, name, None)
+    for name in (
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "MinPLogitsWarper",
         "TopHLogitsWarper",
         "TopKLogitsWarper",
         "TopPLogitsWarper",
         "TypicalLogitsWarper",
     )
-    if hasattr(logits_process, name)
-)
-
-
-_KEEP_BEST = (logits_process.TopKLogitsWarper, logits_process.TopPLogitsWarper, logits_process.MinPLogitsWarper)
+}
 
 
 def child_processors(parent: LogitsProcessorList, greedy: bool) -> LogitsProcessorList:
     """
-    The parent's processors for a child: stateless ones shared, others copied as they are at the fork. Left out are the
-    temperature (a child has its own), for a greedy child what only cuts tails, and what cannot be copied apart from its
-    parent because it calls a function or a model: without it the draft may be worse, the output is the same.
+    Those of the parent's processors that a child may call: known ones without state. Any other could draw from the
+    random stream, count its calls, or fail on a text that is not the output; without it the draft may be worse, the
+    output is the same. The temperature is left out, as a child has its own.
     """
-    processors = LogitsProcessorList()
-    for processor in parent:
-        if isinstance(processor, logits_process.TemperatureLogitsWarper) or (
-            greedy and isinstance(processor, _KEEP_BEST)
-        ):
-            continue
-        if type(processor) in _STATELESS:
-            processors.append(processor)
-        elif not inspect.isroutine(processor) and not any(callable(value) for value in vars(processor).values()):
-            try:
-                processors.append(copy.deepcopy(processor))
-            except Exception:
-                continue
-    return processors
+    usable = _STATELESS if greedy else _STATELESS | _WARPERS
+    return LogitsProcessorList([processor for processor in parent if type(processor) in usable])

@@ -5,6 +5,7 @@ On the Hub this file is `custom_generate/generate.py`, with the modules it impor
 """
 
 import copy
+import functools
 import inspect
 import sys
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMixin
 
-from .config import GENERATION_MODE, SETTINGS, SSRConfig
+from .config import GENERATION_MODE, SETTINGS, SSRConfig, overruled
 from .decoding import ssr_decoding
 from .drafter_suffix import SuffixDrafter
+from .output import Stream
 
 _DECODING_METHOD = f"_{GENERATION_MODE}_decoding"
 GENERATION_MODES_MAPPING[GENERATION_MODE] = _DECODING_METHOD
@@ -50,13 +52,20 @@ def _is_decoding_call(kwargs: dict[str, Any]) -> bool:
 
 
 def _decode(model, input_ids, generation_config: GenerationConfig, **kwargs):
-    config = SSRConfig.from_config(generation_config)
-    settings = {name: kwargs.pop(name) for name in SETTINGS if name in kwargs}
-    config.update(**{name: value for name, value in settings.items() if value is not None})
-    # transformers takes the streamer from a callable, and its reader would wait for ever
-    kwargs.setdefault("streamer", _local_of_generate("streamer"))
-    kwargs.setdefault("tokenizer", _local_of_generate("tokenizer"))
-    return ssr_decoding(model, input_ids, generation_config=config, **kwargs)
+    # transformers keeps these from a callable; without its streamer, the reader of a stream would wait for ever
+    for name in ("streamer", "tokenizer"):
+        if kwargs.get(name) is None:
+            kwargs[name] = _local_of_generate(name)
+    with Stream.around(kwargs["streamer"]) as stream:
+        config = SSRConfig.from_config(generation_config)
+        config.update(**{name: value for name in SETTINGS if (value := kwargs.pop(name, None)) is not None})
+        asked = getattr(generation_config, "is_ssr_config", False)  # transformers has asked it, so that it has warned
+        mode = config.other_mode() if asked else config.get_generation_mode()
+        if mode in (None, GENERATION_MODE):
+            return ssr_decoding(model, input_ids, generation_config=config, **{**kwargs, "streamer": stream})
+        if "/" in (method := GENERATION_MODES_MAPPING[mode]):
+            raise ValueError(f"`custom_generate` is SSR, but other settings ask for {mode.value}: drop one of them.")
+        return getattr(type(model), method)(model, input_ids, generation_config=config, **kwargs)
 
 
 def _local_of_generate(name: str) -> Any:
@@ -78,16 +87,22 @@ def _local_of_generate(name: str) -> Any:
     return None
 
 
-def _generate_with(model, *args, generation_config: GenerationConfig | None = None, **kwargs):
+def _generate_with(model, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):
     """`model.generate` in the `ssr` mode, from a call that has not been prepared."""
     kwargs.pop("custom_generate", None)
     kwargs.pop("trust_remote_code", None)
-    config = SSRConfig() if generation_config is None else SSRConfig.from_config(copy.deepcopy(generation_config))
-    # what the call sets moves into the config, but for `None`: as a keyword that means "none", in a config "inherit"
-    settings = {k: v for k, v in kwargs.items() if v is not None and k in vars(config) and not k.startswith("_")}
-    config.update(**settings)
-    rest = {k: v for k, v in kwargs.items() if k not in settings and not (k in SETTINGS and v is None)}
-    return type(model).generate(model, *args, generation_config=config, **rest)
+    with Stream.around(kwargs.get("streamer")) as stream:
+        config = SSRConfig() if generation_config is None else SSRConfig.from_config(copy.deepcopy(generation_config))
+        # what the call sets moves into the config, but not `None`: as a keyword it means "none", in a config "inherit"
+        settings = {k: v for k, v in kwargs.items() if v is not None and k in vars(config) and not k.startswith("_")}
+        config.update(**settings)
+        rest = {k: v for k, v in kwargs.items() if k not in settings and not (k in SETTINGS and v is None)}
+        if stream.streamer is not None:
+            rest["streamer"] = stream
+        # a model folder puts this function on the instance as `generate`; a compiled model's class has none
+        method = getattr(type(model), "generate", None)
+        call = model.generate if method is None else functools.partial(method, model)
+        return call(inputs, config, *args, **rest)
 
 
 def _signature() -> inspect.Signature:
@@ -112,9 +127,8 @@ class SSRGenerationMixin:
         config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         if generation_config is not None or not getattr(self.generation_config, "is_ssr_config", False):
             return config, model_kwargs
-        given = [name for name in ("draft_budgets", "draft_interval") if kwargs.get(name) is not None]
-        if len(given) == 1:  # replaces the other, inherited one
-            setattr(config, "draft_interval" if given == ["draft_budgets"] else "draft_budgets", None)
+        for name in overruled(kwargs):
+            setattr(config, name, None)
         return SSRConfig.from_config(config), model_kwargs
 
     def _get_candidate_generator(self, generation_config: GenerationConfig, input_ids, *args, **kwargs):

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from .config import SOURCES
+
 # Where the target's forwards are spent: `drafting` are the two-row steps in which the child drafts while the parent
 # thinks; `verify` are the rounds up to the first mismatch with the draft, `speculate` all later steps of the answer.
 PHASES = ("prefill", "thinking", "drafting", "verify", "speculate")
-SOURCES = ("draft", "thought", "prompt", "answer")
 
 
 def _ratio(numerator: float, denominator: float) -> float:

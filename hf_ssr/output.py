@@ -37,6 +37,11 @@ class Stream:
         self.streamer = streamer
         self._ended = streamer is None
 
+    @classmethod
+    def around(cls, streamer) -> "Stream":
+        """`streamer` itself if it is a `Stream` already."""
+        return streamer if isinstance(streamer, cls) else cls(streamer)
+
     def put(self, tokens: torch.LongTensor) -> None:
         """Tokens that stay, shape `(batch_size,)`."""
         if self.streamer is not None:

@@ -3,10 +3,12 @@
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.utils import GenerationMixin
 from transformers.utils import logging
 
 from .config import SSRConfig, not_applicable
@@ -59,14 +61,20 @@ def prepare(
     reason = _why_plain(model, input_ids, config, model_kwargs, synced_gpus)
     markers, tokenizer = _find_markers(model, config, tokenizer)
     _validate_ids(model, config, markers)
-    thinking = ThinkingState(
-        markers, input_ids[0].tolist(), config.thinking_budget, config.max_length - input_ids.shape[1]
-    )
+    most = config.max_length - input_ids.shape[1]
+    states = [ThinkingState(markers, row, config.thinking_budget, most) for row in input_ids.tolist()]
+    thinking = next((state for state in states if state.budget_capped), states[0])
     if thinking.budget_capped:
         warnings.warn(
             f"`thinking_budget`={config.thinking_budget} leaves no room for an answer within the "
-            f"{config.max_length - input_ids.shape[1]} new tokens that `max_new_tokens` (`max_length`) allows: it is "
+            f"{most} new tokens that `max_new_tokens` (`max_length`) allows: it is "
             f"cut to {thinking.budget}. Set a smaller `thinking_budget` or a larger `max_new_tokens`.",
+            stacklevel=2,
+        )
+    if markers is not None and config.draft_interval and config.draft_interval <= len(markers.forced_close):
+        warnings.warn(
+            f"`draft_interval`={config.draft_interval} ends each child before it drafts a token, as its forced close "
+            f"takes {len(markers.forced_close)}: set a larger one.",
             stacklevel=2,
         )
     if reason is not None:
@@ -87,6 +95,8 @@ def _why_plain(model, input_ids, config: SSRConfig, model_kwargs: dict[str, Any]
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name) and config.return_dict_in_generate:
             return f"`{name}` is set, which is not supported"
+    if type(model)._update_model_kwargs_for_generation is not GenerationMixin._update_model_kwargs_for_generation:
+        return f"{type(model).__name__} prepares its steps in a way of its own"
     if model._is_stateful:
         return f"{type(model).__name__} keeps a recurrent state, which cannot be rolled back"
     return unsupported_cache(model_kwargs.get("cache") if config.use_cache else None)
@@ -129,16 +139,21 @@ def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers 
     return markers, tokenizer
 
 
-@lru_cache(maxsize=4)  # loading one takes longer than a short answer
 def _local_tokenizer(name_or_path: str):
     """The tokenizer that lies beside a model on this machine, if any."""
     if not name_or_path:
         return None
+    stamps = tuple(sorted((path.name, path.stat().st_mtime_ns) for path in Path(name_or_path).glob("tokenizer*")))
     try:
-        return AutoTokenizer.from_pretrained(name_or_path, local_files_only=True, trust_remote_code=False)
+        return _load_tokenizer(name_or_path, stamps)
     except Exception as error:  # whatever is wrong with it, markers can still be given
         logger.info(f"no tokenizer at {name_or_path}: {error}")
         return None
+
+
+@lru_cache(maxsize=4)  # loading one takes longer than a short answer
+def _load_tokenizer(name_or_path: str, stamps: tuple):
+    return AutoTokenizer.from_pretrained(name_or_path, local_files_only=True, trust_remote_code=False)
 
 
 def _validate_ids(model, config: SSRConfig, markers: ThinkingMarkers | None) -> None:

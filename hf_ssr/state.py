@@ -181,11 +181,12 @@ class TargetState:
         self.length += 1
         self.thinking.push(token)
         self.done = bool(self.stopping_criteria(self.ids, self.scores).all())
-        self.stream.put(self._ids[0, self.length - 1 : self.length])
+        self.stream.put(self._ids[0, self.length - 1 : self.length].clone())
 
-    def is_closing(self, token: int) -> bool:
-        """Whether the thought closes with `token`, or is being closed: nothing is left to draft ahead of."""
-        return self.thinking.forced is not None or self.thinking.closes_with(token)
+    def can_draft_ahead_of(self, token: int) -> bool:
+        """Whether the thought goes on with `token`, and there is room for its close and an answer."""
+        closing = self.thinking.forced is not None or self.thinking.closes_with(token)
+        return not closing and self.room > len(self.thinking.markers.forced_close) + 1
 
     def fork(self) -> None:
         """A second row, the child, with the same text and cache."""
@@ -227,8 +228,6 @@ class TargetState:
     def _select_rows(self, rows: list[int]) -> None:
         self._describe(self.length)
         self.model_kwargs = select_rows(self.cache, self.model_kwargs, rows)
-        if self._next_logits is not None:
-            self._next_logits = self._next_logits[rows]
         self.rows = len(rows)
 
     def _describe(self, length: int) -> None:

@@ -168,7 +168,7 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         shared = min(len(read), len(ids))
         differing = (read[:shared] != ids[:shared]).nonzero()
         same = int(differing[0]) if len(differing) else shared
-        if same < self.prompt_length:
+        if state is None or same < self.prompt_length:
             same = self.prompt_length
             state = ThinkingState(self.markers, ids[:same].tolist(), self.thinking_budget, self.max_new_tokens)
         state.rewind(same - self.prompt_length)
@@ -187,7 +187,7 @@ def force_token(scores: torch.FloatTensor, token: int, row: int = 0) -> torch.Fl
 
 
 class SplitThinking(NamedTuple):
-    """A thought (without its markers) and the answer behind it, as `split_thinking` returns them."""
+    """A thought without its markers, and the answer without what the close leads to it with (`\\n\\n`)."""
 
     thought: Any
     answer: Any
@@ -225,4 +225,7 @@ def split_thinking(ids, config, prompt_length: int = 0, tokenizer=None) -> Split
         return SplitThinking(new[state.open_position :], new[len(new) :])
     thought = state.tokens[state.open_position : state.close_position]
     length = next(n for n in range(len(thought) - 1, -1, -1) if markers.end.ends(thought[n:]))
-    return SplitThinking(new[state.open_position :][:length], new[state.close_position :])
+    answer = state.close_position
+    if tuple(state.tokens[answer : answer + len(state.tail)]) == state.tail:
+        answer += len(state.tail)
+    return SplitThinking(new[state.open_position :][:length], new[answer:])

@@ -5,9 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import build_once
 
+from hf_ssr import SSRConfig
 from hf_ssr.cli import main
+from hf_ssr.terminal import ThoughtAndAnswer
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +30,31 @@ def test_answer(folder, capfd):
     assert "same tokens: yes, all 60" in err
     assert "stages (draft from budget)" in err and "ratio" in err
     assert out.strip() and "</think>" not in out and "</think>" in err
+
+
+def test_an_answer_without_a_thought_goes_to_stdout(folder, capfd):
+    assert main(["Say it.", "--model", folder, "--dtype", "float64", "--max-new-tokens", "30"]) == 0
+    out, err = capfd.readouterr()
+    assert out.strip() and out.strip() not in err
+
+
+def test_markers_are_not_shown(tokenizer, capfd):
+    """The start marker a model writes, and what leads from the close to the answer."""
+    config = SSRConfig(thinking_start="ab", thinking_end="cd", forced_close="cdxy")
+    for text, thought, answer in (
+        ("abhm cdxyyes", "hm cd", "yes"),
+        ("abhm cdxno", "hm cd", "xno"),
+        ("abhm cdx", "hm cd", "x"),
+        ("aa", "", "aa"),
+        ("never thinks", "", "never thinks"),
+    ):
+        streamer = ThoughtAndAnswer(tokenizer, config, [])
+        streamer.put(torch.tensor([[5]]))
+        for token in tokenizer.encode(text):
+            streamer.put(torch.tensor([token]))
+        streamer.end()
+        out, err = capfd.readouterr()
+        assert (err.strip(), out.strip()) == (thought, answer)
 
 
 def test_json(folder, capfd):
@@ -69,6 +97,7 @@ def test_sampled_with_a_seed(folder, capfd):
         (["hello", "--model", "MODEL", "--draft-budgets", "4", "--draft-interval", "4"], "exclude each other"),
         (["hello", "--model", "MODEL", "--temperature", "1"], "--sample"),
         (["hello", "--model", "MODEL", "--dtype", "float7"], "--dtype"),
+        (["hello", "--model", "MODEL", "--device", "nope"], "--device nope"),
         (["  ", "--model", "MODEL"], "the prompt is empty"),
         (["hello", "--model", "/no/such/folder"], "/no/such/folder"),
         (["hello", "--model", "MODEL", "--thinking-end", "x", "--forced-close", "y"], "`forced_close`"),

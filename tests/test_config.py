@@ -119,10 +119,12 @@ def test_no_warning_where_nothing_would_fork(model, settings):
 
 def test_tokenizer_beside_the_model(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=model.dtype)
     ids = torch.cat([prompt_ids(), torch.tensor([[tokenizer.convert_tokens_to_ids("<think>")]])], dim=1)
     config = SSRConfig(max_new_tokens=20, draft_budgets=[2], do_sample=False, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match=r"`draft_budgets`=.2. needs thinking markers"):
+        run(loaded, ids, {}, generation_config=config)
+    tokenizer.save_pretrained(tmp_path)  # found as soon as it is there
     output = run(loaded, ids, {}, generation_config=config)
     assert output.metrics.stages and output.metrics.thinking_tokens == 20
     assert torch.equal(output.sequences, run(model, ids, {"max_new_tokens": 20, "do_sample": False}))
@@ -172,6 +174,85 @@ def test_what_a_call_sets_replaces_what_it_inherits():
     assert (config.draft_budgets, config.draft_interval, config.num_draft_tokens) == (None, 5, 4)
     config.update(draft_budgets=[9])
     assert (config.draft_budgets, config.draft_interval) == ([9], None)
+
+
+def test_inherited_budgets_give_way_to_the_sources_of_a_call():
+    config = SSRConfig(sources=["prompt"])
+    config.update(defaults_only=True, draft_budgets=[3], prediction_ids=[4])
+    assert config.draft_budgets is None and config.prediction_ids is None
+    config = SSRConfig(draft_budgets=[3])
+    config.update(sources=["prompt"])
+    assert config.draft_budgets is None
+
+
+OTHER_MODES = [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}]
+
+
+@pytest.mark.parametrize("settings", OTHER_MODES)
+@pytest.mark.parametrize("route", ["mode", "callable"])
+def test_other_strategies_run_instead(model, settings, route):
+    """Beams and prompt lookup are what they are without SSR, with one warning; an error under `strict`."""
+    plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
+    expected = run(model, plain.ids, {**plain.settings, **settings})
+    call = {"custom_generate": hf_ssr.generate} if route == "callable" else {}
+    with pytest.warns(UserWarning, match="SSR does not apply: other settings ask for") as warnings:
+        config = SSRConfig(**MARKERS, **plain.settings, **settings)
+        output = run(model, plain.ids, {}, generation_config=config, **call)
+    assert torch.equal(output, expected)
+    assert len([w for w in warnings if "SSR does not apply" in str(w.message)]) == 1
+    with pytest.raises(ValueError, match="`strict`"):
+        config = SSRConfig(strict=True, **MARKERS, **plain.settings, **settings)
+        run(model, plain.ids, {}, generation_config=config, **call)
+    with pytest.raises(ValueError, match="`thinking_budget`=4 is not enforced in"):
+        config = SSRConfig(thinking_budget=4, **MARKERS, **plain.settings, **settings)
+        run(model, plain.ids, {}, generation_config=config, **call)
+
+
+PLAIN = {
+    "the batch size is 2": {"num_return_sequences": 2, "do_sample": True},
+    "there is no cache": {"use_cache": False},
+    "the cache is a StaticCache": {"cache_implementation": "static"},
+    "`output_attentions` is set": {"output_attentions": True},
+    "`output_hidden_states` is set": {"output_hidden_states": True},
+}
+
+
+@pytest.mark.parametrize("reason", PLAIN)
+def test_runs_plain_where_ssr_does_not_apply(model, reason):
+    """With one warning that says why, a thinking budget still holds, and `strict` makes it an error."""
+    plain = plain_run(model, {"max_new_tokens": 40, "do_sample": True})
+    settings = {**plain.settings, **PLAIN[reason], "return_dict_in_generate": True}
+    markers = {"thinking_start": [], "thinking_end": [159], "thinking_budget": 6}
+    processor = hf_ssr.ThinkingBudgetLogitsProcessor(SSRConfig(**markers), prompt_length=20)
+    expected = run(model, plain.ids, settings, logits_processor=[processor])
+    with pytest.warns(UserWarning, match=f"SSR does not apply: {reason}") as warnings:
+        output = run(model, plain.ids, {}, generation_config=SSRConfig(**markers, **settings))
+    assert len(warnings) == 1
+    assert torch.equal(output.sequences, expected.sequences)
+    assert (output.sequences[:, 26] == 159).all()
+    assert reason in output.metrics.plain_reason and reason in str(output.metrics)
+    with pytest.raises(ValueError, match=f"{reason}.*`strict`"):
+        run(model, plain.ids, {}, generation_config=SSRConfig(strict=True, **markers, **settings))
+
+
+def test_recurrent_models_run_plain():
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    torch.manual_seed(0)
+    heads = {f"linear_{name}": value for name, value in {"key_head_dim": 16, "value_head_dim": 16}.items()}
+    heads |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(vocab_size=160, num_key_value_heads=2, **sizes, **heads)).eval()
+    expected = run(model, prompt_ids(), {"max_new_tokens": 20, "do_sample": False})
+    with pytest.warns(UserWarning, match="SSR does not apply: Qwen3_5ForCausalLM keeps a recurrent state"):
+        config = SSRConfig(max_new_tokens=20, do_sample=False, draft_budgets=[3], **MARKERS)
+        assert torch.equal(run(model, prompt_ids(), {}, generation_config=config), expected)
+
+
+def test_an_interval_too_short_to_draft(model):
+    with pytest.warns(UserWarning, match="`draft_interval`=2 ends each child before it drafts"):
+        config = SSRConfig(thinking_start=[], thinking_end=[9], forced_close=[4, 9], draft_interval=2, max_new_tokens=8)
+        run(model, prompt_ids(), {}, generation_config=config)
 
 
 def test_other_unknown_keys_are_kept_as_transformers_keeps_them():

@@ -131,6 +131,16 @@ def test_direct_call(model, plain):
     assert torch.equal(output.sequences, plain.sequences)
 
 
+def test_direct_call_takes_what_generate_takes(model, plain):
+    torch.manual_seed(7)
+    config = SSRConfig(**settings_of(plain), **plain.settings)
+    model.generation_config.eos_token_id, eos = None, model.generation_config.eos_token_id
+    try:
+        assert torch.equal(hf_ssr.generate(model, plain.ids, config), plain.sequences)
+    finally:
+        model.generation_config.eos_token_id = eos
+
+
 def test_folder(model, plain, folder):
     streamer = Recorder()
     call = {"custom_generate": folder, "trust_remote_code": True, "streamer": streamer}
@@ -262,7 +272,8 @@ def test_our_drafter_drives_assisted_decoding(model):
     forwards = []
     model.register_forward_hook(lambda *_: forwards.append(1))
     config = SSRConfig(prediction_ids=plain.new, num_draft_tokens=9, prompt_lookup_num_tokens=3, **plain.settings)
-    output = run(model, plain.ids, {}, generation_config=config)
+    with pytest.warns(UserWarning, match="running assisted generation"):
+        output = run(model, plain.ids, {}, generation_config=config)
     assert torch.equal(output, plain.sequences)
     assert len(forwards) == 6  # 10 tokens each
     wrong = SSRConfig(prediction_ids=plain.new[30:], prompt_lookup_num_tokens=3, **plain.settings)

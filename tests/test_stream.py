@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import build_once, plain_run, run
-from tiny_models import VOCAB_SIZE
+from tiny_models import VOCAB_SIZE, prompt_ids
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
@@ -130,6 +130,26 @@ def test_refused_settings_end_the_stream(model, route):
     assert streamer.ends == 1
 
 
+@pytest.mark.parametrize("settings", [{"draft_budgets": [-1]}, {"draft_budgets": [2], "draft_interval": 3}])
+def test_keywords_refused_by_a_callable_end_the_stream(model, settings):
+    streamer = Recorder()
+    with pytest.raises(ValueError, match="draft_budgets"):
+        run(model, prompt_ids(), {"max_new_tokens": 5}, custom_generate=hf_ssr.generate, streamer=streamer, **settings)
+    assert streamer.ends == 1
+
+
+def test_a_streamer_may_change_what_it_is_given(model):
+    class Zeroing(Recorder):
+        def put(self, value):
+            super().put(value)
+            if len(self.values) > 1:
+                value.zero_()
+
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    output = run(model, plain.ids, {}, generation_config=config_of(plain), streamer=Zeroing())
+    assert torch.equal(output, plain.sequences)
+
+
 class CountCalls(LogitsProcessor):
     """Stateful: what it does depends on how often it was called."""
 
@@ -169,6 +189,45 @@ def test_a_processor_with_state_is_called_once_per_token_in_order(plain_and_mode
     assert ours.lengths == theirs.lengths and ours.calls == theirs.calls
 
 
+class Meddler(LogitsProcessor):
+    """What a child must not call: it draws, counts in many places, and fails on any text but the output."""
+
+    def __init__(self, kind: str, expected: list[int]):
+        self.kind, self.expected, self.counts = kind, expected, [0]
+        self.bump = [lambda: self.counts.__setitem__(0, self.counts[0] + 1)]
+
+    def __call__(self, input_ids, scores):
+        if self.kind == "draws":
+            return scores + torch.randn_like(scores) * 0.1
+        if self.kind == "fails":
+            assert input_ids[0].tolist() == self.expected[: input_ids.shape[1]]
+            return scores
+        self.bump[0]()
+        return scores - torch.nn.functional.one_hot(torch.tensor(self.counts[0] % VOCAB_SIZE), VOCAB_SIZE) * 99
+
+
+class SlottedMeddler(LogitsProcessor):
+    __slots__ = ()
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.randn_like(scores) * 0.1
+
+
+@pytest.mark.parametrize("kind", ["draws", "counts", "fails", "slots"])
+def test_a_child_calls_no_processor_of_the_users(plain_and_model, kind):
+    plain, model = plain_and_model
+
+    def processors() -> LogitsProcessorList:
+        made = SlottedMeddler() if kind == "slots" else Meddler(kind, plain.sequences[0].tolist())
+        return LogitsProcessorList([made])
+
+    expected = run(model, plain.ids, plain.settings, logits_processor=processors())
+    config = config_of(plain, prediction_ids=None, return_dict_in_generate=True)
+    output = run(model, plain.ids, {}, generation_config=config, logits_processor=processors())
+    assert torch.equal(output.sequences, expected)
+    assert output.metrics.stages
+
+
 @pytest.mark.parametrize("offset", range(0, 18, 2))
 def test_a_criterion_cuts_where_plain_cuts(plain_and_model, offset):
     plain, model = plain_and_model
@@ -191,12 +250,18 @@ def test_every_token_as_end_of_text(plain_and_model):
         assert streamer.tokens == expected[0, plain.ids.shape[1] :].tolist()
 
 
-def test_every_length(plain_and_model):
+def test_every_length(plain_and_model, count_forwards):
+    """Blocks never run past `max_length` either."""
     plain, model = plain_and_model
     for length in range(1, 40):
+        counter = count_forwards(model)
         output = run(model, plain.ids, {}, generation_config=config_of(plain, max_new_tokens=length))
         assert output.shape[1] == plain.ids.shape[1] + length
         assert torch.equal(output, plain.sequences[:, : output.shape[1]])
+        emitted = 1  # by the prefill; a block over t tokens yields at most t
+        for _, tokens in counter.shapes[1:]:
+            assert tokens <= length - emitted
+            emitted += 1
 
 
 def test_a_users_cache_over_two_turns(plain_and_model):

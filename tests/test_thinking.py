@@ -250,7 +250,13 @@ def test_budget_leaves_room_for_an_answer(model, budget):
     assert len(new) == 16 and new[12:15] == [4, 159, 6]
     assert output.metrics.thinking_budget == 12
     assert output.metrics.thinking_budget_capped == (budget >= 16)
-    assert split_thinking(output.sequences, config, 20).answer.tolist() == new[14:]
+    assert split_thinking(output.sequences, config, 20).answer.tolist() == new[15:]
+
+
+def test_processor_without_a_prompt():
+    processor = ThinkingBudgetLogitsProcessor(SSRConfig(thinking_budget=1, thinking_end=[8]), prompt_length=0)
+    assert not processor(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 12)).any()
+    assert processor(torch.tensor([[5]]), torch.zeros(1, 12)).isinf().sum() == 11
 
 
 def test_split_thinking():
@@ -261,5 +267,11 @@ def test_split_thinking():
     assert split_thinking([5, 1, 2], config, 1) == ([], [1, 2])
     tensors = split_thinking(torch.tensor([[5, 7, 1, 8, 9, 3]]), config, 2)
     assert tensors.thought.tolist() == [1] and tensors.answer.tolist() == [3]
+    led = SSRConfig(thinking_start=[7], thinking_end=[8], forced_close=[4, 8, 3, 3])
+    assert split_thinking([7, 1, 8, 3, 3, 5], led) == (
+        [1],
+        [5],
+    )  # what the close leads to the answer with is not the answer
+    assert split_thinking([7, 1, 8, 3, 5], led) == ([1], [3, 5])
     with pytest.raises(ValueError, match="`thinking_end` is not set"):
         split_thinking([1, 2], SSRConfig())
