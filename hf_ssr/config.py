@@ -203,8 +203,8 @@ class SSRConfig(GenerationConfig):
             return None
         if self.thinking_budget is not None:
             raise ValueError(
-                f"`thinking_budget`={self.thinking_budget} is not enforced in {_readable(mode)}, which other settings ask "
-                "for: unset it, and pass a `ThinkingBudgetLogitsProcessor` in `logits_processor` instead."
+                f"`thinking_budget`={self.thinking_budget} is not enforced in {_readable(mode)}, which other settings "
+                "ask for: unset it, and pass a `ThinkingBudgetLogitsProcessor` in `logits_processor` instead."
             )
         return mode
 
