@@ -1,28 +1,48 @@
-"""Rows of a cache: fork one, drop one, and forget its last tokens; and which cache layers allow it."""
+"""Rows of a cache: fork one, drop one, and take back its last tokens; and which cache layers allow it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+    StaticCache,
+    StaticLayer,
+)
 
-# Layer types that are tested: exact types, since a subclass may keep state that a crop does not undo.
-SUPPORTED_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+# Layer types that are tested: exact types, since a subclass may keep state that is not taken back.
+SUPPORTED_LAYERS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    DummyLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    StaticLayer,
+)
 
 
 def unsupported_cache(cache: Cache | None) -> str | None:
-    """Why tokens of this cache cannot be forgotten for certain, or `None` if they can."""
+    """Why tokens of this cache cannot be taken back for certain, or `None` if they can."""
     if cache is None:
         return "there is no cache (`use_cache=False`, or a model with a cache of its own)"
-    if type(cache) is not DynamicCache:
-        return f"the cache is a {type(cache).__name__}, and only DynamicCache is supported"
+    if type(cache) not in (DynamicCache, StaticCache):
+        return f"the cache is a {type(cache).__name__}, and only DynamicCache and StaticCache are supported"
     if cache.offloading:
         return "the cache is offloaded"
     unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in SUPPORTED_LAYERS}
     if unknown:
-        return f"the cache has layers of type {', '.join(sorted(unknown))}, whose last tokens cannot be forgotten"
+        return f"the cache has layers of type {', '.join(sorted(unknown))}, whose last tokens cannot be taken back"
     return None
+
+
+def has_linear_attention(cache: Cache) -> bool:
+    """Whether some layer keeps a state instead of keys and values: recurrent, or of a convolution."""
+    return any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
 
 
 def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int]) -> dict[str, Any]:
@@ -47,30 +67,131 @@ def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int]) -> 
     return selected
 
 
-@contextmanager
-def recording(cache: Cache) -> Iterator[None]:
+class Rollback:
     """
-    Lets the cache forget tokens that have left a sliding window: such layers keep everything until [`forget`] trims
-    them. On only while drafts are verified, and off again whatever happens: on, a prefill would keep the whole prompt.
+    Takes back the last tokens of a cache, each layer in the way it allows:
+
+    - full attention: crop;
+    - sliding windows and convolutions: record what leaves them while this is entered (`with rollback:`), then crop.
+      Only while drafts are verified: recording, a prefill would keep the whole prompt;
+    - recurrent states, which only go forward: a copy from before the block, so that all of the block is taken back and
+      the tokens to keep have to be fed again, together with what comes next.
+
+    Args:
+        cache (`Cache`): after its first forward; until then a layer does not know whether it is recurrent.
+        length (`int`): tokens of the text that it holds. A user's cache may hold more before them.
     """
-    cache.activate_past_recording()
-    try:
-        yield
-    finally:
-        for layer in cache.layers:
-            if getattr(layer, "record_past", False):
-                layer.crop(0)
+
+    def __init__(self, cache: Cache, length: int):
+        self._layers = [layer for layer in cache.layers if type(layer) is not DummyLayer]
+        self._recurrent = [layer for layer in self._layers if _is_recurrent(layer)]
+        self._ahead = [_length(layer) - length for layer in self._layers]
+        self._states: list[tuple[dict, dict]] | None = None
+        self._is_under_way = False
+
+    def __enter__(self) -> "Rollback":
+        for layer in self._layers:
+            if hasattr(layer, "record_past") and layer not in self._recurrent:
+                layer.record_past = True
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.trim()
+        for layer in self._layers:
+            if hasattr(layer, "record_past"):
                 layer.record_past = False
 
+    def begin(self, is_draft: bool) -> None:
+        """A forward begins; tokens of it may be taken back if it verifies a draft."""
+        self._states = [_copy_of_state(layer) for layer in self._recurrent] if is_draft else None
+        self._is_under_way = True
 
-def attention_layers(cache: Cache) -> list[DynamicLayer]:
-    """The layers that hold keys and values of their own (some models share them between layers)."""
-    return [layer for layer in cache.layers if type(layer) is not DummyLayer and layer.get_seq_length() > 0]
+    def complete(self) -> None:
+        """The forward is over."""
+        self._is_under_way = False
+
+    def take_back(self, count: int, fed: int) -> int:
+        """
+        Takes back the last `count` of the `fed` tokens of the last forward, or all of these.
+
+        Returns:
+            `int`: how many were taken back: `count`, or `fed` if the cache is recurrent.
+        """
+        if count == 0:
+            self.trim()
+            return 0
+        if self._recurrent:
+            self._restore_states()
+            count = fed
+        for layer in self._layers:
+            _crop(layer, count)
+        return count
+
+    def abandon(self, length: int) -> bool:
+        """
+        Puts the cache back to before a forward that was interrupted and may have reached some layers only.
+
+        Args:
+            length (`int`): tokens of the text that the cache held then.
+
+        Returns:
+            `bool`: whether it could. Outside of verification it cannot beside states or past a window; plain `generate`
+            is left in the middle of a step there as well.
+        """
+        if not self._is_under_way:
+            return True
+        self._is_under_way = False
+        excess = [_excess(layer, length + ahead) for layer, ahead in zip(self._layers, self._ahead, strict=True)]
+        if None in excess or (self._recurrent and self._states is None):
+            return False
+        if self._recurrent:
+            self._restore_states()
+        for layer, count in zip(self._layers, excess, strict=True):
+            _crop(layer, count)
+        return True
+
+    def trim(self) -> None:
+        """Drops what was recorded and is not needed any more."""
+        for layer in self._layers:
+            if getattr(layer, "record_past", False):
+                layer.crop(0)
+
+    def _restore_states(self) -> None:
+        for layer, (conv_states, recurrent_states) in zip(self._recurrent, self._states, strict=True):
+            layer.conv_states, layer.recurrent_states = conv_states, recurrent_states
+        self._states = None
 
 
-def forget(cache: Cache, length: int) -> None:
-    """Forgets all but the first `length` tokens of every layer, and trims layers that record their past."""
-    for layer in attention_layers(cache):
-        excess = layer.get_seq_length() - length
-        if excess > 0 or getattr(layer, "record_past", False):
-            layer.crop(-max(excess, 0))
+def _is_recurrent(layer) -> bool:
+    return isinstance(layer, LinearAttentionLayer) and not layer.is_croppable
+
+
+def _copy_of_state(layer: LinearAttentionLayer) -> tuple[dict, dict]:
+    """Copies: the layer overwrites its states in place."""
+    return tuple(
+        {index: None if state is None else state.clone() for index, state in states.items()}
+        for states in (layer.conv_states, layer.recurrent_states)
+    )
+
+
+def _length(layer) -> int:
+    """Tokens that the layer holds keys and values of."""
+    return 0 if type(layer) is LinearAttentionLayer else int(layer.get_seq_length())
+
+
+def _excess(layer, length: int) -> int | None:
+    """Tokens past `length` that the layer has taken in; `None` if it cannot tell, or cannot give them back."""
+    if _is_recurrent(layer) and type(layer) is LinearAttentionLayer:
+        return 0
+    if type(layer) is LinearAttentionLayer:  # a convolution
+        return layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0] if layer.record_past else None
+    excess = _length(layer) - length
+    is_past_window = isinstance(layer, DynamicSlidingWindowLayer) and _length(layer) >= layer.sliding_window
+    return None if excess and is_past_window and not layer.record_past else excess
+
+
+def _crop(layer, count: int) -> None:
+    if isinstance(layer, LinearAttentionAndFullAttentionLayer):
+        DynamicLayer.crop(layer, -count)  # its state is restored from a copy
+    elif not _is_recurrent(layer) and (count or getattr(layer, "record_past", False)):
+        layer.crop(-count)

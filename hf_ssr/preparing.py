@@ -12,11 +12,12 @@ from transformers.generation.utils import GenerationMixin
 from transformers.utils import logging
 
 from .config import SSRConfig, not_applicable
-from .forking import unsupported_cache
+from .forking import has_linear_attention, unsupported_cache
 from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .scheduling import ForkSchedule
+from .self_check import reads_blocks
 from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState
 
 logger = logging.get_logger(__name__)
@@ -97,9 +98,11 @@ def _why_plain(model, input_ids, config: SSRConfig, model_kwargs: dict[str, Any]
             return f"`{name}` is set, which is not supported"
     if type(model)._update_model_kwargs_for_generation is not GenerationMixin._update_model_kwargs_for_generation:
         return f"{type(model).__name__} prepares its steps in a way of its own"
-    if model._is_stateful:
-        return f"{type(model).__name__} keeps a recurrent state, which cannot be rolled back"
-    return unsupported_cache(model_kwargs.get("cache") if config.use_cache else None)
+    cache = model_kwargs.get("cache") if config.use_cache else None
+    reason = unsupported_cache(cache)
+    if reason is None and (model._is_stateful or has_linear_attention(cache)) and not reads_blocks(model):
+        return f"{type(model).__name__} does not read several tokens at once as it reads them one by one"
+    return reason
 
 
 def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers | None, Any]:

@@ -1,7 +1,6 @@
 """Rounds of speculation: draft, one target forward, verify, forget what was rejected; with any drafter."""
 
 from .drafting import Draft, Drafter
-from .forking import forget, recording
 from .metrics import SSRMetrics
 from .state import TargetState
 from .verifying import verify_exact
@@ -15,7 +14,7 @@ def speculate(target: TargetState, drafter: Drafter) -> None:
         target ([`TargetState`]): one row, no child.
         drafter ([`Drafter`]): proposes; is told every token.
     """
-    with recording(target.cache):
+    with target.rollback:
         try:
             while not (target.done or target.thinking.open):
                 round_of_speculation(target, drafter)
@@ -39,7 +38,7 @@ def round_of_speculation(target: TargetState, drafter: Drafter) -> None:
             return token, not (target.done or target.thinking.open)
 
         kept, followed = verify_exact(draft.ids, next_token)
-        forget(target.cache, target.cached_length)
+        target.take_back_rejected()
     _count(target.metrics, draft, kept, followed)
 
 

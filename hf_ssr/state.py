@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from .forking import attention_layers, forget, select_rows
+from .forking import Rollback, select_rows
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .thinking import ThinkingState, force_token
@@ -60,7 +59,8 @@ class TargetState:
         self._ids = input_ids.new_zeros((2, self.length + 1024))  # row 0 the parent's text, row 1 the child's
         self._ids[0, : self.length] = input_ids
         self._described = self.length  # tokens that `model_kwargs` (positions, mask) describes
-        self._next_logits: torch.Tensor | None = None  # of the next token of each row, if they are there
+        self._next_logits: torch.Tensor | None = None  # of the next token, if they are there
+        self._cached = self._fed = 0  # tokens of the text that the cache holds, and that the last forward fed
 
     @property
     def ids(self) -> torch.LongTensor:
@@ -89,11 +89,6 @@ class TargetState:
         return self.config.max_length - self.length
 
     @property
-    def cached_length(self) -> int:
-        """Tokens that the cache holds between two forwards: all but the last, and what a user's cache had before."""
-        return self.length - 1 + self._ahead
-
-    @property
     def has_logits(self) -> bool:
         """Whether the next token can be picked without a forward: only after the prefill."""
         return self._next_logits is not None
@@ -104,8 +99,8 @@ class TargetState:
             outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
         self.cache = self.model_kwargs["cache"] = outputs.cache
         self._next_logits = outputs.logits[:, -1:]
-        # a cache of the user's may hold more than `input_ids` does
-        self._ahead = self.cache.get_seq_length() - self.length
+        self.rollback = Rollback(self.cache, self.length)
+        self._cached = self.length
 
     def forward(self, phase: str, draft: Sequence[int] = ()) -> torch.Tensor:
         """
@@ -129,14 +124,27 @@ class TargetState:
             self._reserve(end)
             self._ids[0, self.length : end] = self._ids.new_tensor(draft)
             model_kwargs = self._extended(model_kwargs, len(draft))
+        return self._feed(phase, end, model_kwargs, len(draft) + 1)
+
+    def _feed(self, phase: str, end: int, model_kwargs: dict[str, Any], keep: int) -> torch.Tensor:
+        """A forward over the tokens before `end` that the cache lacks; the logits of the last `keep`."""
+        fed = end - self._cached
         inputs = self.model.prepare_inputs_for_generation(
-            self._ids[: self.rows, :end], next_sequence_length=len(draft) + 1, **model_kwargs
+            self._ids[: self.rows, :end], next_sequence_length=fed, **model_kwargs
         )
         if "logits_to_keep" in inputs:  # set last: some models overwrite it while preparing
-            inputs["logits_to_keep"] = len(draft) + 1
-        with self.metrics.timed_forward(phase, self.rows, len(draft) + 1, self._ids.device):
+            inputs["logits_to_keep"] = keep
+        self.rollback.begin(is_draft=end > self.length)
+        with self.metrics.timed_forward(phase, self.rows, fed, self._ids.device):
             outputs = self.model(**inputs, return_dict=True)
-        return outputs.logits[:, -len(draft) - 1 :]
+        self.rollback.complete()
+        self._cached, self._fed = end, fed
+        return outputs.logits[:, -keep:]
+
+    def take_back_rejected(self) -> None:
+        """The cache forgets draft tokens that are not part of the text."""
+        excess = max(0, self._cached - (self.length - 1))
+        self._cached -= self.rollback.take_back(excess, self._fed)
 
     def choose(self, logits: torch.FloatTensor) -> int:
         """
@@ -201,16 +209,15 @@ class TargetState:
     def settle(self) -> None:
         """Leaves the cache as plain `generate` leaves it: one row, all of the text but its last token."""
         self.drop_child()
-        layers = attention_layers(self.cache)
-        if not layers:
+        if not self.rollback.abandon(self._cached):
             return
-        # an interrupted forward may have reached some layers only: go back to what all of them hold
-        held = min(self.cached_length, *(layer.get_seq_length() for layer in layers))
-        for layer in layers:
-            beyond_window = isinstance(layer, DynamicSlidingWindowLayer) and not layer.record_past
-            if beyond_window and layer.get_seq_length() != held:
-                return  # cut off inside a step, as plain `generate` would leave it
-        forget(self.cache, held)
+        if not self.has_logits:
+            self.take_back_rejected()
+        is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
+        if is_kept and self._cached < self.length - 1 and not self.thinking.open:
+            self._feed(
+                "speculate", self.length - 1, self._extended(self.model_kwargs, self.length - 1 - self._described), 1
+            )
 
     def output(self) -> SSROutput | torch.LongTensor:
         """What `generate` returns."""
@@ -237,7 +244,12 @@ class TargetState:
             self._described = length
 
     def _extended(self, model_kwargs: dict[str, Any], count: int) -> dict[str, Any]:
-        return self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
+        """`model_kwargs` that describe `count` tokens more, or fewer if it is negative."""
+        if count >= 0:
+            return self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
+        names = ("position_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+        cut = {name: model_kwargs[name][..., :count] for name in names if model_kwargs.get(name) is not None}
+        return {**model_kwargs, **cut}
 
     def _reserve(self, length: int) -> None:
         if length > self._ids.shape[1]:

@@ -211,7 +211,6 @@ def test_other_strategies_run_instead(model, settings, route):
 PLAIN = {
     "the batch size is 2": {"num_return_sequences": 2, "do_sample": True},
     "there is no cache": {"use_cache": False},
-    "the cache is a StaticCache": {"cache_implementation": "static"},
     "`output_attentions` is set": {"output_attentions": True},
     "`output_hidden_states` is set": {"output_hidden_states": True},
 }
@@ -233,20 +232,6 @@ def test_runs_plain_where_ssr_does_not_apply(model, reason):
     assert reason in output.metrics.plain_reason and reason in str(output.metrics)
     with pytest.raises(ValueError, match=f"{reason}.*`strict`"):
         run(model, plain.ids, {}, generation_config=SSRConfig(strict=True, **markers, **settings))
-
-
-def test_recurrent_models_run_plain():
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-
-    torch.manual_seed(0)
-    heads = {f"linear_{name}": value for name, value in {"key_head_dim": 16, "value_head_dim": 16}.items()}
-    heads |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16}
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(vocab_size=160, num_key_value_heads=2, **sizes, **heads)).eval()
-    expected = run(model, prompt_ids(), {"max_new_tokens": 20, "do_sample": False})
-    with pytest.warns(UserWarning, match="SSR does not apply: Qwen3_5ForCausalLM keeps a recurrent state"):
-        config = SSRConfig(max_new_tokens=20, do_sample=False, draft_budgets=[3], **MARKERS)
-        assert torch.equal(run(model, prompt_ids(), {}, generation_config=config), expected)
 
 
 def test_an_interval_too_short_to_draft(model):

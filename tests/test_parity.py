@@ -6,15 +6,36 @@ import random
 import pytest
 import torch
 from conftest import build_once, plain_run, run
-from tiny_models import ARCHITECTURES, VOCAB_SIZE
+from tiny_models import ARCHITECTURES, RECURRENT, UNSUPPORTED, VOCAB_SIZE, prompt_ids
 from transformers import LogitsProcessorList
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
+from hf_ssr.self_check import reads_blocks
 
 NUM_DRAFT_TOKENS = 6
 SAMPLING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 0.9, "top_k": 30}}
 CONDITIONS = ("plain", "repetition_penalty", "stop_string", "eos", "length", "thinking_budget")
 DRAFTS = ("none", "child", "truth", "edited", "adversarial")
+
+
+# of each way to attend and each kind of cache; the others are run with `-m slow`
+QUICK = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v3",
+    "phi3",
+    "smollm3",
+    "seed_oss",
+    "mistral",
+    "gemma3",
+    "gemma4_shared",
+)
+QUICK += ("gpt_oss", "olmo3", "qwen3_5", "mamba2", "falcon_h1", "lfm2")
+
+
+def slow_unless_quick(architecture: str):
+    return architecture if architecture in QUICK else pytest.param(architecture, marks=pytest.mark.slow)
 
 
 def edited(answer: list[int]) -> list[int]:
@@ -38,9 +59,11 @@ def draft_settings(kind: str, answer: list[int]) -> dict:
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [slow_unless_quick(name) for name in (*ARCHITECTURES, *RECURRENT)])
 def test_same_tokens(architecture, sampling, condition, tokenizer, count_forwards):
     model = build_once(architecture)
+    if architecture in RECURRENT:
+        assert reads_blocks(model)  # once a model; not to be counted below
     settings = {"max_new_tokens": 72, **SAMPLING[sampling]}
     if condition == "repetition_penalty":
         settings["repetition_penalty"] = 1.2
@@ -84,14 +107,17 @@ def test_same_tokens(architecture, sampling, condition, tokenizer, count_forward
         metrics = output.metrics
         assert metrics.plain_reason is None
         assert counter.count == metrics.target_forwards
-        assert output.cache.get_seq_length() == expected.shape[1] - 1
+        if not all(output.cache.is_linear):
+            assert output.cache.get_seq_length() == expected.shape[1] - 1
         assert not any(getattr(layer, "record_past", False) for layer in output.cache.layers)
         accounted = metrics.accepted_tokens + metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens
         assert metrics.answer_tokens == accounted == len(answer)
         if kind == "child":
             assert sum(rows == 2 for rows, _ in counter.shapes) == metrics.forwards["drafting"] > 0
         elif kind == "truth":
-            assert metrics.answer_forwards <= math.ceil(len(answer) / NUM_DRAFT_TOKENS) + 1
+            # a recurrent state that is handed out may have to catch up with the text once
+            most = math.ceil(len(answer) / NUM_DRAFT_TOKENS) + 1 + (architecture in RECURRENT)
+            assert metrics.answer_forwards <= most
             assert metrics.accepted_tokens > 0
         elif kind == "adversarial" and condition != "thinking_budget":  # whose tail is drafted first, and right
             assert metrics.prefix_accepted == 0
@@ -184,3 +210,63 @@ def test_other_dtypes_run(dtype):
     assert output.sequences.shape == plain.sequences.shape
     if dtype == torch.float32:
         assert torch.equal(output.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_a_recurrent_cache_is_handed_out_whole(architecture, count_forwards):
+    """However many draft tokens are rejected: the state is that of the text, for one forward more than the rounds."""
+    model = build_once(architecture)
+    plain = plain_run(model, {"max_new_tokens": 72, "do_sample": False})
+    for right in (0, 3, 8):
+        wrong = [(t + 1) % VOCAB_SIZE for t in plain.answer[right:]]
+        config = SSRConfig(
+            thinking_start=[],
+            thinking_end=[plain.marker],
+            draft_budgets=[3],
+            prediction_ids=plain.answer[:right] + wrong,
+            num_draft_tokens=5,
+            return_dict_in_generate=True,
+            **plain.settings,
+        )
+        output = run(model, plain.ids, {}, generation_config=config)
+        assert torch.equal(output.sequences, plain.sequences)
+        metrics = output.metrics
+        assert metrics.answer_forwards <= metrics.rounds + metrics.plain_tokens + 1  # the one to catch up
+        with torch.no_grad():
+            last = plain.sequences[:, -1:]
+            position = torch.tensor([[plain.sequences.shape[1] - 1]])
+            kwargs = {} if architecture == "mamba2" else {"position_ids": position}
+            continued = model(last, cache=output.cache, use_cache=True, **kwargs).logits[0, -1]
+            expected = model(plain.sequences, use_cache=False).logits[0, -1]
+        # parts of these models compute in float32 whatever the dtype; a wrong state is off by 0.1 and more
+        torch.testing.assert_close(continued, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", UNSUPPORTED)
+def test_what_cannot_read_blocks_runs_plain(architecture):
+    model = build_once(architecture)
+    settings = {"max_new_tokens": 30, "do_sample": True}
+    expected = run(model, prompt_ids(), settings)
+    with pytest.warns(UserWarning, match="SSR does not apply"):
+        config = SSRConfig(thinking_start=[], thinking_end=[9], draft_budgets=[3], **settings)
+        assert torch.equal(run(model, prompt_ids(), {}, generation_config=config), expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_static_cache(architecture):
+    model = build_once(architecture)
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    for length in (60, 31):  # a block must not run past the cache's end
+        config = SSRConfig(
+            thinking_start=[],
+            thinking_end=[plain.marker],
+            draft_budgets=[4],
+            prediction_ids=edited(plain.answer),
+            cache_implementation="static",
+            return_dict_in_generate=True,
+            **{**plain.settings, "max_new_tokens": length},
+        )
+        output = run(model, plain.ids, {}, generation_config=config)
+        assert torch.equal(output.sequences, plain.sequences[:, : 20 + length])
+        assert output.metrics.stages and output.metrics.accepted_tokens > 0
+        assert int(output.cache.get_seq_length()) == output.sequences.shape[1] - 1

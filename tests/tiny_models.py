@@ -97,6 +97,142 @@ ARCHITECTURES = {
     "exaone4": ("Exaone4Config", "Exaone4ForCausalLM", {**_SLIDING, "sliding_window_pattern": 2}, "sliding, full"),
     "cohere2": ("Cohere2Config", "Cohere2ForCausalLM", _SLIDING, "sliding, full"),
 }
+_LINEAR = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 8}
+_LAYERS = {"num_hidden_layers": 4}
+_SHARED_MOE = {**_MOE, "shared_expert_intermediate_size": 32, "num_experts": 4}
+
+# A state instead of keys and values in some layers, or in all.
+RECURRENT = {
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**_LAYERS, **_HEAD, **_LINEAR}, "recurrent, full"),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        {**_LAYERS, **_HEAD, **_LINEAR, **_SHARED_MOE},
+        "recurrent, full",
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {**_LAYERS, **_HEAD, **_LINEAR, **_SHARED_MOE},
+        "recurrent, full",
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {**_LAYERS, **_MAMBA, "intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"shared_intermediate_size": 32, "layer_types": ["linear_attention", "full_attention"] * 2},
+        "recurrent, full",
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "num_hidden_layers": 3, "n_groups": 2, "chunk_size": 8},
+        "recurrent",
+    ),
+    "falcon_h1": (
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {**_MAMBA, "num_hidden_layers": 3, "mamba_d_ssm": 128},
+        "recurrent and full in each layer",
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {**_HEAD, "hybrid_override_pattern": "M*M-", "mamba_num_heads": 8, "mamba_head_dim": 16}
+        | {"ssm_state_size": 16, "chunk_size": 8, "n_groups": 2},
+        "recurrent, full, none",
+    ),
+    "bamba": (
+        "BambaConfig",
+        "BambaForCausalLM",
+        {**_LAYERS, **_MAMBA, "attn_layer_indices": [1, 3]},
+        "recurrent, full",
+    ),
+    "zamba2": (
+        "Zamba2Config",
+        "Zamba2ForCausalLM",
+        {**_LAYERS, "num_key_value_heads": 4, "attention_head_dim": 32, "mamba_headdim": 16, "n_mamba_heads": 8}
+        | {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 16, "mamba_ngroups": 1, "chunk_size": 8}
+        | {"use_mem_rope": True},
+        "recurrent, recurrent and full",
+    ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        {**_LAYERS, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4, **_MOE}
+        | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16, "n_group": 1}
+        | {"topk_group": 1, "num_local_experts": 4, "linear_head_dim": 16, "linear_num_heads": 4},
+        "recurrent, full",
+    ),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", _LAYERS, "recurrent, full"),
+    "lfm2": (
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {**_LAYERS, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"] * 2}
+        | {"tie_word_embeddings": False},
+        "convolution, full",
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        {**_LAYERS, **_MOE, "num_dense_layers": 1, "num_experts": 4, "layer_types": ["conv", "full_attention"] * 2},
+        "convolution, full",
+    ),
+}
+# They fail the self-check of blocks, and run plain.
+UNSUPPORTED = {
+    "jamba": (
+        "JambaConfig",
+        "JambaForCausalLM",
+        {**_LAYERS, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 8,
+            "use_mamba_kernels": False,
+        },
+        "recurrent, full",
+    ),
+    "mamba": (
+        "MambaConfig",
+        "MambaForCausalLM",
+        {"state_size": 8, "num_hidden_layers": 3, "use_mambapy": False},
+        "recurrent",
+    ),
+    "falcon_mamba": (
+        "FalconMambaConfig",
+        "FalconMambaForCausalLM",
+        {"state_size": 8, "num_hidden_layers": 3, "use_mambapy": False},
+        "recurrent",
+    ),
+    "recurrent_gemma": (
+        "RecurrentGemmaConfig",
+        "RecurrentGemmaForCausalLM",
+        {"num_hidden_layers": 3, "num_key_value_heads": 1, "attention_window_size": 8, "lru_width": 64},
+        "recurrent, in the module",
+    ),
+    "minimax": (
+        "MiniMaxConfig",
+        "MiniMaxForCausalLM",
+        {
+            **_LAYERS,
+            **_HEAD,
+            "intermediate_size": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "block_size": 8,
+        },
+        "of its own",
+    ),
+}
+
 # architecture: (seed, sharpness) with which the greedy text from `prompt_ids` goes on without falling into a short loop
 _LIVELY = {
     "llama": (2, 3.0),
@@ -111,6 +247,8 @@ _LIVELY = {
     "granite": (2, 3.0),
     "gemma3": (1, 2.0),
     "cohere2": (0, 5.0),
+    "lfm2": (0, 2.0),
+    "lfm2_moe": (5, 6.0),
 }
 
 
@@ -121,7 +259,7 @@ def prompt_ids(length: int = 20, seed: int = 3) -> torch.LongTensor:
 
 def build(name: str, dtype: torch.dtype = torch.float64, **settings):
     """A random model of an architecture."""
-    config_class, model_class, own, _ = ARCHITECTURES[name]
+    config_class, model_class, own, _ = (ARCHITECTURES | RECURRENT | UNSUPPORTED)[name]
     seed, sharpness = _LIVELY.get(name, (0, 3.0))
     torch.manual_seed(seed)
     config = getattr(transformers, config_class)(**{**_COMMON, **_DENSE, **own, **settings})
