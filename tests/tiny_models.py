@@ -271,3 +271,24 @@ def build(name: str, dtype: torch.dtype = torch.float64, **settings):
     if "experts" in "".join(parameter_name for parameter_name, _ in model.named_parameters()):
         model.set_experts_implementation("eager")  # the grouped kernel takes no float64
     return model.eval().to(dtype)
+
+
+def compatibility_table() -> str:
+    """The README's table of architectures, from the lists above."""
+    ways = {
+        "full": "crop",
+        "sliding": "record, crop",
+        "sliding, full": "record, crop",
+        "sliding, full, shared": "record, crop",
+        "convolution, full": "record, crop",
+    }
+    groups: dict[str, list[str]] = {}
+    for name, (_, model_class, _, kind) in (ARCHITECTURES | RECURRENT).items():
+        shown = model_class.removesuffix("ForCausalLM") + (" (shared layers)" if name.endswith("_shared") else "")
+        groups.setdefault(kind, []).append(shown)
+    rows = ["| layers keep | a draft is taken back by | tested, token for token |", "|---|---|---|"]
+    for kind, names in groups.items():
+        rows.append(f"| {kind} | {ways.get(kind, 'copy of the state, feed again')} | {', '.join(names)} |")
+    plain = ", ".join(model_class.removesuffix("ForCausalLM") for _, model_class, _, _ in UNSUPPORTED.values())
+    rows.append(f"| | run plain: they fail the self-check | {plain} |")
+    return "\n".join(rows)
