@@ -7,10 +7,12 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging
 
 from .config import SSRConfig
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
@@ -24,7 +26,7 @@ from .version import __version__
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        fail(message)
+        fail(f"{message}; see {self.prog} --help")
 
 
 def fail(message: str) -> NoReturn:
@@ -51,13 +53,17 @@ def main(argv: list[str] | None = None) -> int:
 def export_command(argv: list[str]) -> int:
     """`hf-ssr export FOLDER`."""
     parser = _Parser(prog="hf-ssr export", description="Write SSR into a folder that transformers can load it from.")
-    parser.add_argument("folder", help="a folder, new or with a model in it; gets a folder custom_generate")
+    parser.add_argument(
+        "folder",
+        help="new, or with a model in it: custom_generate/ is written or replaced, README.md added if there is none",
+    )
     arguments = parser.parse_args(argv)
     try:
         written = export(arguments.folder)
     except (ValueError, OSError) as error:
         fail(str(error))
     print(f"{len(written)} files written to {arguments.folder}")
+    print(f"use: model.generate(**inputs, custom_generate={arguments.folder!r}, trust_remote_code=True)")
     return 0
 
 
@@ -74,8 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hf-ssr",
         usage="hf-ssr PROMPT --model PATH_OR_ID [options]\n       hf-ssr export FOLDER",
-        description="Answer a prompt with a reasoning model, sooner: the tokens are those of plain generate. The "
-        "thought goes to stderr, the answer to stdout. To ask about the word 'export': hf-ssr --model M -- export",
+        description="Answer a prompt with a reasoning model. While it thinks, a fork of it drafts the answer, which "
+        "the model then verifies: the tokens are those of plain generate, in fewer forwards. The thought goes to "
+        "stderr, the answer to stdout.",
+        epilog="A prompt that is the word 'export' goes last: hf-ssr --model M -- export",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; put into the model's chat template")
     parser.add_argument("--version", action="version", version=f"hf-ssr {__version__}")
@@ -85,25 +93,36 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
     model.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
     model.add_argument("--prefill", default="", metavar="TEXT", help="how the model's turn begins, e.g. '<think>'")
-    ssr = parser.add_argument_group("SSR")
-    ssr.add_argument("--draft-budgets", type=_budgets, metavar="N,N", help="thinking tokens before each fork, or auto")
-    ssr.add_argument("--draft-interval", type=int, metavar="N", help="fork every N thinking tokens instead")
-    ssr.add_argument("--max-draft-length", type=int, metavar="N", help="most tokens that a child drafts")
-    ssr.add_argument("--num-draft-tokens", type=int, metavar="N", help="most draft tokens in one forward")
-    ssr.add_argument("--thinking-budget", type=int, metavar="N", help="most thinking tokens (this changes the output)")
-    ssr.add_argument("--thinking-start", metavar="TEXT", help="opens a thought; '' = open from the first new token")
-    ssr.add_argument("--thinking-end", metavar="TEXT", help="closes a thought; default: detected")
-    ssr.add_argument("--forced-close", metavar="TEXT", help="appended when a thought is cut")
+    ssr = parser.add_argument_group("drafting")
+    budgets = "thinking tokens after which to fork, 'auto' (default: 64 and each doubling), or '' = never"
+    ssr.add_argument("--draft-budgets", type=_budgets, metavar="N,N", help=budgets)
+    ssr.add_argument("--draft-interval", type=int, metavar="N", help="fork after every N thinking tokens instead")
+    ssr.add_argument(
+        "--max-draft-length", type=int, metavar="N", help="most tokens of a fork's draft (default: no limit)"
+    )
+    ssr.add_argument("--num-draft-tokens", type=int, metavar="N", help="most draft tokens in a forward (default 16)")
+    ssr.add_argument(
+        "--prediction", metavar="FILE", help="a draft of the answer that you have, e.g. the text to be edited"
+    )
+    thought = parser.add_argument_group("thought")
+    budget = "most thinking tokens; then the close is forced. The only option here that changes the tokens"
+    thought.add_argument("--thinking-budget", type=int, metavar="N", help=budget)
+    opens = "opens a thought (default: detected; '' = open from the first new token)"
+    thought.add_argument("--thinking-start", metavar="TEXT", help=opens)
+    thought.add_argument("--thinking-end", metavar="TEXT", help="closes a thought (default: detected)")
+    thought.add_argument(
+        "--forced-close", metavar="TEXT", help="appended when a thought is cut (default: as the model does)"
+    )
     text = parser.add_argument_group("text")
     text.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="thought and answer (default 1024)")
     text.add_argument("--sample", action="store_true", help="sample instead of greedy decoding")
-    text.add_argument("--temperature", type=float, metavar="T", help="of sampling; also top-p, top-k")
-    text.add_argument("--top-p", type=float, metavar="P", help=argparse.SUPPRESS)
-    text.add_argument("--top-k", type=int, metavar="K", help=argparse.SUPPRESS)
+    text.add_argument("--temperature", type=float, metavar="T", help="of sampling")
+    text.add_argument("--top-p", type=float, metavar="P", help="of sampling")
+    text.add_argument("--top-k", type=int, metavar="K", help="of sampling")
     text.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default 0)")
     report = parser.add_argument_group("report")
     report.add_argument("--compare", action="store_true", help="also run plain generate, and compare tokens and time")
-    report.add_argument("--stats", action="store_true", help="print what was counted")
+    report.add_argument("--stats", action="store_true", help="print what was counted (--json always has it)")
     report.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -130,7 +149,13 @@ def answer_command(argv: list[str]) -> int:
         config = SSRConfig(**settings, **_text_settings(arguments), return_dict_in_generate=True)
         if not arguments.prompt.strip():
             raise ValueError("the prompt is empty: say what to ask.")
-        model, tokenizer = _load(arguments)
+        tokenizer = _load_tokenizer(arguments)
+        _settle_markers(config, tokenizer)
+        if arguments.prediction:
+            config.prediction_ids = tokenizer(
+                Path(arguments.prediction).read_text(), add_special_tokens=False
+            ).input_ids
+        model = _load_model(arguments)
         ids = _prompt_ids(arguments, tokenizer).to(model.device)
         run = _run(model, ids, arguments.seed, config, tokenizer, stream=not arguments.json)
         plain = None
@@ -152,18 +177,46 @@ def _text_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"max_new_tokens": arguments.max_new_tokens, "do_sample": arguments.sample, **sampling}
 
 
-def _load(arguments: argparse.Namespace):
-    gguf = {"gguf_file": arguments.gguf_file} if arguments.gguf_file else {}
-    if arguments.gguf_file and arguments.dtype == "auto":
-        gguf["dtype"] = torch.float32
-    elif arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
+def _load_tokenizer(arguments: argparse.Namespace):
+    folder = Path(arguments.model)
+    is_path = folder.is_absolute() or arguments.model.startswith(".") or arguments.model.count("/") > 1
+    if is_path and not folder.is_dir():
+        raise ValueError(f"--model {arguments.model}: there is no such folder.")
+    if arguments.gguf_file is None and folder.is_dir() and not (folder / "config.json").exists():
+        found = sorted(path.name for path in folder.glob("*.gguf"))
+        hint = f": add --gguf-file {found[0]}" if found else ""
+        raise ValueError(f"--model {arguments.model}: the folder has no config.json{hint}.")
+    if arguments.gguf_file and folder.is_dir() and not (folder / arguments.gguf_file).exists():
+        raise ValueError(f"--gguf-file {arguments.gguf_file}: not in {arguments.model}.")
+    if arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
         raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model, **{k: v for k, v in gguf.items() if k != "dtype"})
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, **{"dtype": arguments.dtype, **gguf})
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()  # stderr is for the thought
+    return AutoTokenizer.from_pretrained(arguments.model, **_gguf(arguments))
+
+
+def _load_model(arguments: argparse.Namespace):
+    dtype = torch.float32 if arguments.gguf_file and arguments.dtype == "auto" else arguments.dtype
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, **_gguf(arguments))
     try:
-        return model.to(arguments.device).eval(), tokenizer
+        return model.to(arguments.device).eval()
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {arguments.device}: {str(error).splitlines()[0]}") from None
+
+
+def _gguf(arguments: argparse.Namespace) -> dict[str, str]:
+    return {"gguf_file": arguments.gguf_file} if arguments.gguf_file else {}
+
+
+def _settle_markers(config: SSRConfig, tokenizer) -> None:
+    """Says in the command's own words that no thinking markers are known."""
+    if resolve_markers(config, tokenizer) is not None:
+        return
+    if config.thinking_budget is not None or config.forks_on_request:
+        raise ValueError("the tokenizer does not tell how this model closes a thought: give --thinking-end.")
+    if config.draft_budgets is None:
+        print("hf-ssr: no thinking markers found, so nothing forks; --thinking-end sets them", file=sys.stderr)
+        config.draft_budgets = []
 
 
 def _prompt_ids(arguments: argparse.Namespace, tokenizer) -> torch.LongTensor:

@@ -9,9 +9,7 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
 
 from .markers import resolved_settings
-
-SOURCES = ("draft", "thought", "prompt", "answer")
-VERIFY_RULES = ("exact",)
+from .validating import SOURCES, validate_settings
 
 # What a setting is when neither the call nor the model's own config says.
 DEFAULTS = {
@@ -72,13 +70,13 @@ class SSRConfig(GenerationConfig):
             the first new token, and the prompt is not searched for markers. Without it: detected with the tokenizer;
             where only `thinking_end` is known, the thought is open from the first new token.
         thinking_end (`str`, `list[int]` or `list[list[int]]`, *optional*):
-            The shortest marker that closes a thought (`</think>`), in the same forms. Any text serves for a model
-            without markers ("Final answer:").
+            What closes a thought, at its shortest (`</think>`, not `\\n</think>\\n\\n`), in the same forms. Any
+            text serves for a model without markers ("Final answer:").
         forced_close (`str` or `list[int]`, *optional*):
             What is appended when a thought is cut, in a draft or at the thinking budget. Must contain `thinking_end`.
             Without it: the way the model itself closes (`\\n</think>\\n\\n`).
         verify (`str`, *optional*, default `"exact"`):
-            Rule that accepts draft tokens. `"exact"` keeps the very tokens of plain `generate`.
+            Rule that accepts draft tokens; the only one so far keeps the very tokens of plain `generate`.
         num_draft_tokens (`int`, *optional*, default 16):
             Most draft tokens in one forward of the target.
         min_match_length (`int`, *optional*, default 2):
@@ -90,7 +88,7 @@ class SSRConfig(GenerationConfig):
         draft_seed (`int`, *optional*, default 0):
             Seed of the child's own random generator, if it samples. Never changes the output.
         strict (`bool`, *optional*, default `False`):
-            Raise an error where SSR does not apply, instead of a warning and plain decoding.
+            Raise an error where SSR does not apply, instead of a warning and decoding without it.
         prediction_ids (`list[int]`, *optional*):
             A draft that the caller already has: the expected answer (what follows the thought, if there is one), or
             most of it. Ranks before the child's drafts; with it nothing forks unless budgets are set as well. `[]` =
@@ -142,6 +140,8 @@ class SSRConfig(GenerationConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in SETTINGS and hasattr(value, "tolist"):
             value = value.tolist()  # a tensor or array would not survive JSON
+        if name == "prediction_ids" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+            value = value[0]  # as a tokenizer returns it
         super().__setattr__(name, value)
 
     @classmethod
@@ -228,71 +228,8 @@ class SSRConfig(GenerationConfig):
         Raises:
             `ValueError`: naming the setting, the rule, the value, and what to do.
         """
-        self._validate_numbers()
-        self._validate_markers()
-        self._validate_drafts()
+        validate_settings(self)
         super().validate(strict=strict, user_set_attributes=user_set_attributes)
-
-    def _validate_numbers(self) -> None:
-        for name, least in (
-            ("draft_interval", 1),
-            ("max_draft_length", 1),
-            ("thinking_budget", 0),
-            ("num_draft_tokens", 1),
-            ("min_match_length", 1),
-            ("draft_seed", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not _is_int(value, least):
-                raise ValueError(f"`{name}` must be an integer of at least {least}, but is {value!r}.")
-        value = self.draft_temperature
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6
-        ):
-            raise ValueError(f"`draft_temperature` must be a number of at least 0 (0 = greedy), but is {value!r}.")
-        if self.strict not in (None, True, False):
-            raise ValueError(f"`strict` must be True or False, but is {self.strict!r}.")
-        if self.verify is not None and self.verify not in VERIFY_RULES:
-            raise ValueError(f"`verify` must be one of {list(VERIFY_RULES)}, but is {self.verify!r}.")
-
-    def _validate_markers(self) -> None:
-        for name in ("thinking_start", "thinking_end", "forced_close"):
-            value = getattr(self, name)
-            if value is None or (isinstance(value, str) and value):
-                continue
-            nested = name != "forced_close" and _is_ids_list(value) and len(value) > 0
-            if not (_is_ids(value) or nested) or (len(value) == 0 and name != "thinking_start"):
-                raise ValueError(
-                    f"`{name}` must be a text or a list of token ids, not empty"
-                    f"{' (only `thinking_start` may be `[]`)' if value == [] else ''}, but is {value!r}."
-                )
-
-    def _validate_drafts(self) -> None:
-        budgets = self.draft_budgets
-        is_list = isinstance(budgets, (list, tuple)) and all(_is_int(b, 0) for b in budgets)
-        if budgets is not None and budgets != "auto" and not is_list:
-            raise ValueError(
-                "`draft_budgets` must be 'auto' or a list of integers of at least 0 (thinking tokens), but is "
-                f"{budgets!r}."
-            )
-        if budgets is not None and self.draft_interval is not None:
-            raise ValueError(
-                f"`draft_budgets`={budgets!r} and `draft_interval`={self.draft_interval!r} exclude each other: set one."
-            )
-        if self.prediction_ids is not None and not _is_ids(self.prediction_ids):
-            raise ValueError(f"`prediction_ids` must be a list of token ids, but is {_short(self.prediction_ids)}.")
-        sources = self.sources
-        if sources is None:
-            return
-        if not isinstance(sources, (list, tuple)) or not all(s in SOURCES for s in sources):
-            raise ValueError(f"`sources` must be a list of some of {list(SOURCES)}, but is {sources!r}.")
-        for name, wanted in (("prediction_ids", bool(self.prediction_ids)), ("draft_budgets", self.forks_on_request)):
-            if wanted and "draft" not in sources:
-                name = "draft_interval" if name == "draft_budgets" and self.draft_interval is not None else name
-                raise ValueError(
-                    f"`{name}`={_short(getattr(self, name))} needs drafts, but `sources`={list(sources)!r} leaves them "
-                    "out: add 'draft' to `sources`."
-                )
 
 
 def _readable(mode: GenerationMode) -> str:
@@ -331,20 +268,3 @@ def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
         close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.85)
         if close:
             raise ValueError(f"`{name}` is not a setting of SSRConfig: did you mean `{close[0]}`?")
-
-
-def _is_int(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(_is_int(v, 0) for v in value)
-
-
-def _is_ids_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(_is_ids(v) and len(v) > 0 for v in value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

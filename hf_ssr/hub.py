@@ -19,6 +19,10 @@ tags:
 model.generate(**inputs, custom_generate="<this repository or folder>", trust_remote_code=True, tokenizer=tokenizer)
 ```
 
+The tokens are those of plain `generate`, sooner: the answer of a reasoning model is drafted while it still thinks
+(arXiv 2608.20359). `return_dict_in_generate=True` adds `metrics` to the output. If there is a model in this folder too,
+`from_pretrained("<folder>", trust_remote_code=True)` gives one whose `generate` is SSR.
+
 Settings are keywords of the call, such as `draft_budgets=[256, 512]`; `custom_generate/config.py` documents them.
 """
 
@@ -41,6 +45,8 @@ def export(folder: str | Path) -> list[Path]:
     Raises:
         `ValueError`: if `folder` is a file.
     """
+    if not str(folder).strip():
+        raise ValueError("`folder` is empty: name a folder.")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`folder`={str(folder)!r} must be a folder, but is a file: name another.")

@@ -157,9 +157,11 @@ def require_markers(config, tokenizer=None) -> ThinkingMarkers:
     """[`resolve_markers`], or a `ValueError` that says which settings to give."""
     markers = resolve_markers(config, tokenizer)
     if markers is None:
+        why = "there is no tokenizer" if tokenizer is None else "the tokenizer does not tell"
+        way = " or pass `tokenizer=`" if tokenizer is None else ""
         raise ValueError(
-            "`thinking_end` is not set and could not be detected: set `thinking_end` (and `thinking_start`, if the "
-            "model opens its thoughts itself) to its markers, pass `tokenizer=`, or use `SSRConfig.from_tokenizer`."
+            f"`thinking_end` is not set, and {why} how this model closes a thought: set `thinking_end` (and "
+            f"`thinking_start`, if the model opens its thoughts itself) to its markers{way}."
         )
     return markers
 
@@ -180,7 +182,7 @@ def _marker(name: str, setting, tokenizer) -> Marker | None:
 
 def _needs_tokenizer(name: str, setting: str) -> ValueError:
     return ValueError(
-        f"`{name}`={setting!r} is text, which needs a tokenizer: pass `tokenizer=` to `generate`, make the config with "
+        f"`{name}`={setting!r} is text, which needs a tokenizer: pass `tokenizer=`, make the config with "
         "`SSRConfig.from_tokenizer(tokenizer, ...)`, or give token ids."
     )
 

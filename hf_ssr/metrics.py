@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from .config import SOURCES
+from .validating import SOURCES
 
 # Where the target's forwards are spent: `drafting` are the two-row steps in which the child drafts while the parent
 # thinks; `verify` are the rounds up to the first mismatch with the draft, `speculate` all later steps of the answer.
@@ -238,7 +238,8 @@ class SSRMetrics:
         stages = [f"{s.draft_tokens} from {s.draft_budget} ({s.ended_by})" for s in self.stages]
         yield "stages (draft from budget)", ", ".join(stages) or "none"
         yield "forwards", _listed(self.forwards, "d")
-        yield "seconds", _listed(self.seconds, ".3f")
+        seconds = {name.replace("_", " "): value for name, value in self.seconds.items()}
+        yield "seconds", _listed(seconds, ".3f")
         yield "seconds in all", f"{self.total_seconds:.3f}, outside forwards {self.overhead_seconds:.3f}"
         yield "rounds", f"{self.rounds}, {self.mean_draft_length:.2f} draft tokens each"
         yield "accepted from the prefix", f"{self.prefix_accepted}"
@@ -250,7 +251,8 @@ class SSRMetrics:
         yield "wasted draft tokens", f"{self.wasted_draft_tokens}"
         for name in _DERIVED:
             value = getattr(self, name)
-            if isinstance(value, float) and not name.endswith("seconds"):
+            is_shown = not name.endswith("seconds") and name not in ("answer_speedup", "cost")  # one run's noise
+            if isinstance(value, float) and is_shown and not math.isnan(value):
                 yield name.replace("_", " "), f"{value:.3f}"
 
 

@@ -209,9 +209,11 @@ def split_thinking(ids, config, prompt_length: int = 0, tokenizer=None) -> Split
         thought that was never closed leaves an empty answer.
 
     Raises:
-        `ValueError`: if no thinking marker is known.
+        `ValueError`: if no thinking marker is known, or `ids` has several rows.
     """
     if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+        if len(ids) > 1:
+            raise ValueError(f"`ids` must be one text, but has {len(ids)} rows: split each row on its own.")
         ids = ids[0]
     tokens = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
     markers = require_markers(config, tokenizer)

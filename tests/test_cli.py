@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 from conftest import build_once
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from hf_ssr import SSRConfig
 from hf_ssr.cli import main
@@ -99,20 +101,49 @@ def test_sampled_with_a_seed(folder, capfd):
         (["hello", "--model", "MODEL", "--dtype", "float7"], "--dtype"),
         (["hello", "--model", "MODEL", "--device", "nope"], "--device nope"),
         (["  ", "--model", "MODEL"], "the prompt is empty"),
-        (["hello", "--model", "/no/such/folder"], "/no/such/folder"),
+        (["hello", "--model", "/no/such/folder"], "there is no such folder"),
+        (["hello", "--model", "EMPTY"], "no config.json: add --gguf-file model.gguf"),
+        (["hello", "--model", "EMPTY", "--gguf-file", "other.gguf"], "--gguf-file other.gguf: not in"),
+        (["hello", "--model", "MODEL", "--prediction", "/no/such/file"], "/no/such/file"),
+        (["export", ""], "`folder` is empty"),
         (["hello", "--model", "MODEL", "--thinking-end", "x", "--forced-close", "y"], "`forced_close`"),
         (["export"], "folder"),
         (["export", __file__], "must be a folder"),
     ],
 )
-def test_usage_errors_are_one_line(folder, arguments, message, capfd):
+def test_usage_errors_are_one_line(folder, arguments, message, capfd, tmp_path):
+    (tmp_path / "model.gguf").touch()
+    places = {"MODEL": folder, "EMPTY": str(tmp_path)}
     with pytest.raises(SystemExit) as stop:
-        main([folder if a == "MODEL" else a for a in arguments])
+        main([places.get(a, a) for a in arguments])
     assert stop.value.code == 2
     out, err = capfd.readouterr()
     lines = [line for line in err.splitlines() if line.startswith("hf-ssr: ")]
     assert out == "" and len(lines) == 1 and message in lines[0]
     assert err.splitlines()[-1] == lines[0]
+
+
+def test_a_prediction_from_a_file(folder, capfd, tmp_path):
+    call = ["Say it.", "--model", folder, "--dtype", "float64", "--max-new-tokens", "40", "--json"]
+    assert main(call) == 0
+    plain = json.loads(capfd.readouterr().out)
+    (tmp_path / "answer.txt").write_text(plain["answer"])
+    assert main([*call, "--prediction", str(tmp_path / "answer.txt")]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["answer"] == plain["answer"]
+    assert report["metrics"]["drafted_tokens"] > plain["metrics"]["drafted_tokens"]
+
+
+def test_no_markers_in_the_commands_own_words(folder, capfd, tmp_path, tokenizer):
+    build_once("qwen3").save_pretrained(tmp_path)
+    bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(tokenizer.backend_tokenizer.model), eos_token="<eos>")
+    bare.save_pretrained(tmp_path)
+    call = ["hello", "--model", str(tmp_path), "--max-new-tokens", "10"]
+    assert main(call) == 0
+    assert "--thinking-end sets them" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*call, "--thinking-budget", "4"])
+    assert "give --thinking-end" in capfd.readouterr().err
 
 
 def test_export(tmp_path, capfd):

@@ -43,7 +43,7 @@ MARKERS = {"thinking_start": [], "thinking_end": [9]}
         ({"sources": ["prompt"], "draft_budgets": [4]}, "`draft_budgets`=.4. needs drafts.*add 'draft' to `sources`"),
         ({"sources": [], "draft_interval": 4}, "`draft_interval`=4 needs drafts"),
         ({"sources": ["prompt"], "prediction_ids": [4]}, "`prediction_ids`"),
-        ({"prediction_ids": ["a"]}, "`prediction_ids` must be a list of token ids"),
+        ({"prediction_ids": ["a"]}, "`prediction_ids` must be one flat list of token ids"),
         ({"prediction_ids": [-4]}, "`prediction_ids`"),
         ({"draft_temperature": -0.1}, "`draft_temperature`"),
         ({"draft_seed": -1}, "`draft_seed`"),
@@ -247,6 +247,7 @@ def test_other_unknown_keys_are_kept_as_transformers_keeps_them():
 def test_tensors_are_taken():
     config = SSRConfig(prediction_ids=torch.tensor([1, 2]), draft_budgets=torch.tensor([3]))
     assert (config.prediction_ids, config.draft_budgets) == ([1, 2], [3])
+    assert SSRConfig(prediction_ids=torch.tensor([[1, 2]])).prediction_ids == [1, 2]
 
 
 @pytest.mark.parametrize(

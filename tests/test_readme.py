@@ -1,24 +1,30 @@
 """Every Python block of the README runs, and its shell blocks are what CI runs."""
 
+import copy
 import re
 from pathlib import Path
 
-import pytest
 from conftest import build_once
-
-import hf_ssr
+from tiny_models import compatibility_table
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
-def test_python_block(block, tokenizer, capsys):
-    block = block.replace("max_new_tokens=4096", "max_new_tokens=40")
-    inputs = tokenizer("what is it?<think>", return_tensors="pt", return_token_type_ids=False)
-    exec(block, {"model": build_once("qwen3"), "tokenizer": tokenizer, "inputs": inputs, "hf_ssr": hf_ssr})
-    if "print" in block:
-        assert "acceptance rate" in capsys.readouterr().out
+def test_python_blocks(tokenizer, capsys, monkeypatch):
+    """One after another, with a tiny model in the place of the one that they load."""
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(blocks) >= 3
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}<think>"
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: build_once("qwen3"))
+    names = {}
+    for block in blocks:
+        exec(block.replace("4096", "40"), names)
+    assert "wasted draft tokens" in capsys.readouterr().out
 
 
 def test_ci_runs_the_shell_blocks():
@@ -31,3 +37,7 @@ def test_ci_runs_the_shell_blocks():
 def test_every_file_is_in_the_map():
     files = {path.name for path in (ROOT / "hf_ssr").glob("*.py")} - {"__init__.py", "version.py"}
     assert all(f"`{name}`" in README for name in files)
+
+
+def test_compatibility_is_what_is_tested():
+    assert f"<!-- compatibility -->\n{compatibility_table()}\n\n" in README

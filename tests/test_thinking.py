@@ -125,7 +125,7 @@ def test_from_tokenizer_needs_no_tokenizer_later():
 
 
 def test_from_tokenizer_without_markers():
-    with pytest.raises(ValueError, match="`thinking_end`"):
+    with pytest.raises(ValueError, match="the tokenizer does not tell how this model closes a thought"):
         SSRConfig.from_tokenizer(tokenizer_with())
 
 
@@ -273,5 +273,7 @@ def test_split_thinking():
         [5],
     )  # what the close leads to the answer with is not the answer
     assert split_thinking([7, 1, 8, 3, 5], led) == ([1], [3, 5])
-    with pytest.raises(ValueError, match="`thinking_end` is not set"):
+    with pytest.raises(ValueError, match="`ids` must be one text, but has 2 rows"):
+        split_thinking(torch.tensor([[1], [2]]), config)
+    with pytest.raises(ValueError, match="`thinking_end` is not set, and there is no tokenizer"):
         split_thinking([1, 2], SSRConfig())

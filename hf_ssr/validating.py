@@ -1,0 +1,98 @@
+"""Rules for the settings of SSR: each error names the setting, the rule, the value, and what to do."""
+
+from typing import Any
+
+SOURCES = ("draft", "thought", "prompt", "answer")
+VERIFY_RULES = ("exact",)
+
+
+def validate_settings(config) -> None:
+    """
+    Checks an [`SSRConfig`] on its own; what depends on the model is checked when decoding starts.
+
+    Raises:
+        `ValueError`: for a value out of range, and for settings that contradict each other.
+    """
+    _validate_numbers(config)
+    _validate_markers(config)
+    _validate_drafts(config)
+
+
+def _validate_numbers(config) -> None:
+    for name, least in (
+        ("draft_interval", 1),
+        ("max_draft_length", 1),
+        ("thinking_budget", 0),
+        ("num_draft_tokens", 1),
+        ("min_match_length", 1),
+        ("draft_seed", 0),
+    ):
+        value = getattr(config, name)
+        if value is not None and not _is_int(value, least):
+            raise ValueError(f"`{name}` must be an integer of at least {least}, but is {value!r}.")
+    value = config.draft_temperature
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6):
+        raise ValueError(f"`draft_temperature` must be a number of at least 0 (0 = greedy), but is {value!r}.")
+    if config.strict not in (None, True, False):
+        raise ValueError(f"`strict` must be True or False, but is {config.strict!r}.")
+    if config.verify is not None and config.verify not in VERIFY_RULES:
+        raise ValueError(f"`verify` must be one of {list(VERIFY_RULES)}, but is {config.verify!r}.")
+
+
+def _validate_markers(config) -> None:
+    for name in ("thinking_start", "thinking_end", "forced_close"):
+        value = getattr(config, name)
+        if value is None or (isinstance(value, str) and value):
+            continue
+        nested = name != "forced_close" and _is_ids_list(value) and len(value) > 0
+        if not (_is_ids(value) or nested) or (len(value) == 0 and name != "thinking_start"):
+            raise ValueError(
+                f"`{name}` must be a non-empty text or list of token ids"
+                f"{' (only `thinking_start` may be `[]`)' if value == [] else ''}, but is {value!r}."
+            )
+
+
+def _validate_drafts(config) -> None:
+    budgets = config.draft_budgets
+    is_list = isinstance(budgets, (list, tuple)) and all(_is_int(b, 0) for b in budgets)
+    if budgets is not None and budgets != "auto" and not is_list:
+        raise ValueError(
+            f"`draft_budgets` must be 'auto' or a list of integers of at least 0 (thinking tokens), but is {budgets!r}."
+        )
+    if budgets is not None and config.draft_interval is not None:
+        raise ValueError(
+            f"`draft_budgets`={budgets!r} and `draft_interval`={config.draft_interval!r} exclude each other: set one."
+        )
+    if config.prediction_ids is not None and not _is_ids(config.prediction_ids):
+        raise ValueError(
+            f"`prediction_ids` must be one flat list of token ids, but is {_short(config.prediction_ids)}."
+        )
+    sources = config.sources
+    if sources is None:
+        return
+    if not isinstance(sources, (list, tuple)) or not all(s in SOURCES for s in sources):
+        raise ValueError(f"`sources` must be a list of some of {list(SOURCES)}, but is {sources!r}.")
+    for name, wanted in (("prediction_ids", bool(config.prediction_ids)), ("draft_budgets", config.forks_on_request)):
+        if wanted and "draft" not in sources:
+            name = "draft_interval" if name == "draft_budgets" and config.draft_interval is not None else name
+            raise ValueError(
+                f"`{name}`={_short(getattr(config, name))} needs drafts, but `sources`={list(sources)!r} leaves them "
+                "out: add 'draft' to `sources`."
+            )
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_int(v, 0) for v in value)
+
+
+def _is_ids_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_ids(v) and len(v) > 0 for v in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
