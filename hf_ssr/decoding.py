@@ -65,13 +65,7 @@ def ssr_decoding(
 def generate_text(target: TargetState, config: SSRConfig) -> None:
     """Think, draft, verify and speculate until the text is done."""
     tail = target.thinking.tail
-    drafter = SuffixDrafter(
-        config.setting("sources"),
-        config.setting("min_match_length"),
-        config.setting("num_draft_tokens"),
-        config.max_length,
-        lead=tail,
-    )
+    drafter = SuffixDrafter.from_config(config, lead=tail)
     prediction = list(config.prediction_ids or [])
     drafter.add_draft(prediction)
     with target.metrics.timed("prefill"):
@@ -79,9 +73,8 @@ def generate_text(target: TargetState, config: SSRConfig) -> None:
     knows_prompt = False
     while not target.done:
         if target.thinking.open:
-            with (
-                target.model._optimize_model_for_decode()
-            ):  # one-token steps, for which experts have a kernel of their own
+            # experts have a kernel of their own for one-token steps
+            with target.model._optimize_model_for_decode():
                 drafts = think(target, config)
             drafter.begin_answer()
             drafter.add("thought", target.thinking.thought)

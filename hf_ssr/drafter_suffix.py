@@ -58,6 +58,12 @@ class SuffixDrafter(Drafter):
         self._distrust = 0
         self._lose()
 
+    @classmethod
+    def from_config(cls, config, lead=()) -> "SuffixDrafter":
+        """A drafter with the settings of an [`SSRConfig`] that `generate` has prepared."""
+        names = ("sources", "min_match_length", "num_draft_tokens")
+        return cls(*(config.setting(name) for name in names), config.max_length, lead)
+
     def add(self, name: str, tokens) -> None:
         """One more source, prompt or thought. Of equally long matches, one in an earlier source wins."""
         if name in self._names and len(tokens):

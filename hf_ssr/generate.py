@@ -135,12 +135,7 @@ class SSRGenerationMixin:
         if not getattr(generation_config, "is_ssr_config", False):
             return super()._get_candidate_generator(generation_config, input_ids, *args, **kwargs)
         config = SSRConfig.from_config(generation_config)
-        drafter = SuffixDrafter(
-            config.setting("sources"),
-            config.setting("min_match_length"),
-            config.setting("num_draft_tokens"),
-            config.max_length,
-        )
+        drafter = SuffixDrafter.from_config(config)
         drafter.add("prompt", input_ids[0].tolist())
         drafter.length = input_ids.shape[1]
         drafter.add_draft(list(config.prediction_ids or []))

@@ -1,0 +1,116 @@
+"""Models around a text model: images in the prompt, positions with three dimensions; chunked attention, chunked prefill."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import transformers
+from conftest import build_once, plain_run, run
+from tiny_models import VOCAB_SIZE, build, prompt_ids
+
+from hf_ssr import SSRConfig
+
+TEXT = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+TEXT |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+IMAGE, IMAGE_START, IMAGE_END = 150, 152, 153
+
+
+def lively(model):
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 and "visual" not in name:
+                parameter.mul_(4)
+    return model.eval()
+
+
+def qwen3_5_with_images():
+    linear = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3_5Config(
+        text_config=TEXT | linear,
+        vision_config=vision | {"num_position_embeddings": 16},
+        image_token_id=IMAGE,
+        video_token_id=151,
+        vision_start_token_id=IMAGE_START,
+        vision_end_token_id=IMAGE_END,
+    )
+    torch.manual_seed(0)
+    return lively(transformers.Qwen3_5ForConditionalGeneration(config)).double()
+
+
+def llama4():
+    config = transformers.Llama4TextConfig(
+        **TEXT, intermediate_size_mlp=96, num_local_experts=4, attention_chunk_size=8, attn_implementation="sdpa"
+    )
+    torch.manual_seed(0)
+    model = lively(transformers.Llama4ForCausalLM(config))
+    model.set_experts_implementation("eager")
+    return model.double()
+
+
+def config_for(new: list[int], close: int, settings: dict) -> SSRConfig:
+    prediction = [*new[close + 1 : close + 9], 5, *new[close + 10 :]]
+    return SSRConfig(
+        thinking_start=[],
+        thinking_end=[new[close]],
+        draft_budgets=[3],
+        prediction_ids=prediction,
+        num_draft_tokens=6,
+        return_dict_in_generate=True,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 20}])
+def test_an_image_in_the_prompt(sampling):
+    """Positions of shape `(4, batch_size, sequence_length)`, and pixels that only the prefill reads."""
+    model = qwen3_5_with_images()
+    vision = model.config.vision_config
+    patches = 16
+    image = [IMAGE_START, *[IMAGE] * (patches // vision.spatial_merge_size**2), IMAGE_END]
+    text = prompt_ids()
+    ids = torch.cat([text[:, :5], torch.tensor([image]), text[:, 5:]], dim=1)
+    size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    pixels = torch.randn(patches, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inputs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    inputs["mm_token_type_ids"] = (ids == IMAGE).long()
+    settings = {"max_new_tokens": 60, "repetition_penalty": 1.2, **sampling}
+    expected = run(model, ids, settings, **inputs)
+    new = expected[0, ids.shape[1] :].tolist()
+    close = next(i for i, token in enumerate(new) if i > 14 and token not in new[:i])
+    output = run(model, ids, {}, generation_config=config_for(new, close, settings), **inputs)
+    assert torch.equal(output.sequences, expected)
+    assert output.metrics.stages and output.metrics.accepted_tokens > 20
+
+
+def test_chunked_attention():
+    model = llama4()
+    plain = plain_run(model, {"max_new_tokens": 60, "repetition_penalty": 1.2, "do_sample": False})
+    output = run(model, plain.ids, {}, generation_config=config_for(plain.new, plain.close, plain.settings))
+    assert torch.equal(output.sequences, plain.sequences)
+    assert output.metrics.stages and output.metrics.accepted_tokens > 20
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_5"])
+def test_chunked_prefill(architecture):
+    model = build_once(architecture)
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    config = config_for(plain.new, plain.close, {**plain.settings, "prefill_chunk_size": 7})
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, plain.sequences)
+
+
+def test_two_threads_on_two_models():
+    models = [build("qwen3"), build("gemma3")]
+    plains = [plain_run(model, {"max_new_tokens": 60, "do_sample": False}) for model in models]
+
+    def answer(index: int):
+        plain = plains[index]
+        config = config_for(plain.new, plain.close, plain.settings)
+        return [run(models[index], plain.ids, {}, generation_config=config).sequences for _ in range(3)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for plain, outputs in zip(plains, pool.map(answer, range(2)), strict=True):
+            assert all(torch.equal(output, plain.sequences) for output in outputs)
