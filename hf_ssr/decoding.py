@@ -124,10 +124,14 @@ def think(target: TargetState, config: SSRConfig) -> list[list[int]]:
     return stages
 
 
-def fork(target: TargetState, config: SSRConfig, thinking_tokens: int) -> Child:
-    """A child that goes on from the target's text with the forced close."""
+def fork(target: TargetState, config: SSRConfig, thinking_tokens: int) -> Child | None:
+    """A child that goes on from the target's text with the forced close; `None` if there is no memory for its row."""
     with target.metrics.timed("drafting_exposed"):
-        target.fork()
+        try:
+            target.fork()
+        except torch.OutOfMemoryError:
+            target.metrics.stages.append(Stage(thinking_tokens, 0, "out_of_memory"))
+            return None
         temperature = config.setting("draft_temperature")
         generator = None
         if temperature > 0:

@@ -28,8 +28,8 @@ class Stage:
     Args:
         draft_budget (`int`): thinking tokens before the fork.
         draft_tokens (`int`): tokens that the child drafted, the forced close not counted.
-        ended_by (`str`): `"eos"`, `"max_draft_length"`, `"fork"` (the next stage began), `"close"` (the thought ended)
-            or `"stop"` (generation ended).
+        ended_by (`str`): `"eos"`, `"max_draft_length"`, `"fork"` (the next stage began), `"close"` (the thought ended),
+            `"stop"` (generation ended) or `"out_of_memory"` (the fork found no room).
     """
 
     draft_budget: int

@@ -197,9 +197,18 @@ class TargetState:
         return not closing and self.room > len(self.thinking.markers.forced_close) + 1
 
     def fork(self) -> None:
-        """A second row, the child, with the same text and cache."""
+        """
+        A second row, the child, with the same text and cache.
+
+        Raises:
+            `torch.OutOfMemoryError`: if the row does not fit; there is one row then.
+        """
         self._ids[1, : self.length] = self._ids[0, : self.length]
-        self._select_rows([0, 0])
+        try:
+            self._select_rows([0, 0])
+        except torch.OutOfMemoryError:
+            self._select_rows([0])  # some layers may have their second row already
+            raise
 
     def drop_child(self) -> None:
         """Back to one row."""

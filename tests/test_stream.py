@@ -125,6 +125,26 @@ def test_interrupted_between_two_forwards(plain_and_model, where):
     assert torch.equal(run(model, plain.ids, {}, generation_config=config_of(plain)), plain.sequences)
 
 
+def test_out_of_memory_while_forking(plain_and_model, monkeypatch):
+    """Goes on without that draft, and says so."""
+    plain, model = plain_and_model
+    layer_type = type(next(layer for layer in DynamicCache(config=model.config).layers))
+    reorder, calls = layer_type.reorder_cache, []
+
+    def fail_once(self, rows):
+        calls.append(1)
+        if len(calls) == 2:  # the second layer: the first has two rows by then
+            raise torch.OutOfMemoryError("no room")
+        return reorder(self, rows)
+
+    monkeypatch.setattr(layer_type, "reorder_cache", fail_once)
+    config = config_of(plain, draft_budgets=[4, 9], return_dict_in_generate=True)
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert [(s.draft_budget, s.ended_by) for s in output.metrics.stages] == [(4, "out_of_memory"), (9, "close")]
+    assert rows_of(output.cache) == {1}
+
+
 @pytest.mark.parametrize("route", ["mode", "callable"])
 def test_refused_settings_end_the_stream(model, route):
     """A reader in another thread must not wait for ever for a call that was refused."""

@@ -1,4 +1,4 @@
-"""Models around a text model: images in the prompt, positions with three dimensions; chunked attention, chunked prefill."""
+"""Models around a text model: images in the prompt and positions of three dimensions; chunked attention and prefill."""
 
 from concurrent.futures import ThreadPoolExecutor
 
