@@ -88,14 +88,17 @@ class Rollback:
         self._ahead = [_length(layer) - length for layer in self._layers]
         self._states: list[tuple[dict, dict]] | None = None
         self._is_under_way = False
+        self.is_active = False
 
     def __enter__(self) -> "Rollback":
+        self.is_active = True
         for layer in self._layers:
             if hasattr(layer, "record_past") and layer not in self._recurrent:
                 layer.record_past = True
         return self
 
     def __exit__(self, *_) -> None:
+        self.is_active = False
         self.trim()
         for layer in self._layers:
             if hasattr(layer, "record_past"):

@@ -26,10 +26,8 @@ class Marker:
     @cached_property
     def window(self) -> int:
         """Most tokens that an occurrence can take."""
-        if self.text is not None:
-            return (
-                len(self.text.encode()) + 1
-            )  # a token is at least a byte; one more, as the first may be half a character
+        if self.text is not None:  # a token is at least a byte; one more, as the first may be half a character
+            return len(self.text.encode()) + 1
         return max(map(len, self.spellings))
 
     def ends(self, tokens: Sequence[int]) -> bool:
@@ -138,11 +136,7 @@ def resolve_markers(config, tokenizer=None) -> ThinkingMarkers | None:
     start_setting = config.thinking_start
     if start_setting is None and family is not None:
         start_setting = family.start
-    start = (
-        None
-        if start_setting is None or len(start_setting) == 0
-        else _marker("thinking_start", start_setting, tokenizer)
-    )
+    start = _marker("thinking_start", start_setting, tokenizer) if start_setting else None
     return ThinkingMarkers(
         start=start,
         end=end,

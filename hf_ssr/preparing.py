@@ -67,9 +67,9 @@ def prepare(
     thinking = next((state for state in states if state.budget_capped), states[0])
     if thinking.budget_capped:
         warnings.warn(
-            f"`thinking_budget`={config.thinking_budget} leaves no room for an answer within the "
-            f"{most} new tokens that `max_new_tokens` (`max_length`) allows: it is "
-            f"cut to {thinking.budget}. Set a smaller `thinking_budget` or a larger `max_new_tokens`.",
+            f"`thinking_budget`={config.thinking_budget} leaves no room for an answer within the {most} new tokens "
+            f"that `max_new_tokens` (`max_length`) allows: it is cut to {thinking.budget}. Set a smaller "
+            "`thinking_budget` or a larger `max_new_tokens`.",
             stacklevel=2,
         )
     if markers is not None and config.draft_interval and config.draft_interval <= len(markers.forced_close):
@@ -125,7 +125,8 @@ def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers 
     is_complete = config.thinking_end is not None and not any(
         isinstance(s, str) for s in (config.thinking_start, config.thinking_end, config.forced_close)
     )
-    if tokenizer is None and not is_complete:
+    is_of_use = needed is not None or not schedule.never or config.prediction_ids
+    if tokenizer is None and not is_complete and is_of_use:
         tokenizer = _local_tokenizer(model.name_or_path)
     markers = resolve_markers(config, tokenizer)
     if markers is None and needed is not None:
@@ -204,10 +205,8 @@ def run_plain(
         streamer=stream if stream.streamer is not None else None,
         **kwargs,
     )
-    metrics.new_tokens = (output if isinstance(output, torch.Tensor) else output.sequences).shape[1] - input_ids.shape[
-        1
-    ]
-    fields = {"sequences", "scores", "logits", "attentions", "hidden_states", "cache"}
     if isinstance(output, torch.Tensor) or model.config.is_encoder_decoder:
         return output
+    metrics.new_tokens = output.sequences.shape[1] - input_ids.shape[1]
+    fields = ("sequences", "scores", "logits", "attentions", "hidden_states", "cache")
     return SSROutput(**{name: getattr(output, name) for name in fields}, metrics=metrics)

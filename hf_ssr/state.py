@@ -220,13 +220,12 @@ class TargetState:
         self.drop_child()
         if not self.rollback.abandon(self._cached):
             return
-        if not self.has_logits:
+        if self.rollback.is_active and not self.has_logits:
             self.take_back_rejected()
         is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
         if is_kept and self._cached < self.length - 1 and not self.thinking.open:
-            self._feed(
-                "speculate", self.length - 1, self._extended(self.model_kwargs, self.length - 1 - self._described), 1
-            )
+            described = self._extended(self.model_kwargs, self.length - 1 - self._described)
+            self._feed("speculate", self.length - 1, described, 1)
 
     def output(self) -> SSROutput | torch.LongTensor:
         """What `generate` returns."""

@@ -125,6 +125,68 @@ def test_interrupted_between_two_forwards(plain_and_model, where):
     assert torch.equal(run(model, plain.ids, {}, generation_config=config_of(plain)), plain.sequences)
 
 
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True}])
+def test_a_grammar_that_begins_behind_the_thought(plain_and_model, sampling):
+    """Every token of the answer passes it, also in a block that begins in the thought's close or drafts what it forbids."""
+    _, model = plain_and_model
+    plain = plain_run(model, {"max_new_tokens": 60, **sampling})
+    seen = []
+
+    def allowed(batch_id, ids):
+        seen.append(len(ids))
+        behind = (ids[plain.ids.shape[1] :] == plain.marker).nonzero()
+        if len(behind) == 0:
+            return range(VOCAB_SIZE)
+        step = len(ids) - plain.ids.shape[1] - int(behind[0])
+        return [token for token in range(3, VOCAB_SIZE) if token % 3 == step % 3]
+
+    expected = run(model, plain.ids, plain.settings, prefix_allowed_tokens_fn=allowed)
+    theirs, seen[:] = list(seen), []
+    answer = expected[0, plain.ids.shape[1] + plain.close + 1 :].tolist()
+    assert all(token % 3 == step % 3 for step, token in enumerate(answer, 1))
+    for draft in (plain.answer, answer, answer[:5] + plain.answer):
+        seen.clear()
+        config = config_of(plain, prediction_ids=draft)
+        output = run(model, plain.ids, {}, generation_config=config, prefix_allowed_tokens_fn=allowed)
+        assert torch.equal(output, expected)
+        assert seen == theirs  # once a token, in order, never on a rejected position
+
+
+class FailAt(LogitsProcessor):
+    def __init__(self, length: int):
+        self.length = length
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] >= self.length:
+            raise ArithmeticError("no score")
+        return scores
+
+
+def test_a_processor_or_criterion_that_raises(plain_and_model):
+    """The error comes through, the stream ends, the next call is right: in the thought and in the answer."""
+    plain, model = plain_and_model
+
+    class Failing(StopAt):
+        def __call__(self, input_ids, scores, **kwargs):
+            if input_ids.shape[1] >= self.length:
+                raise ArithmeticError("no criterion")
+            return super().__call__(input_ids, scores) & False
+
+    for length in (plain.ids.shape[1] + n for n in (1, 7, plain.close + 5)):
+        for kwargs in (
+            {"logits_processor": LogitsProcessorList([FailAt(length)])},
+            {"stopping_criteria": StoppingCriteriaList([Failing(length)])},
+        ):
+            streamer, cache = Recorder(), DynamicCache(config=model.config)
+            with pytest.raises(ArithmeticError):
+                run(model, plain.ids, {}, generation_config=config_of(plain), streamer=streamer, cache=cache, **kwargs)
+            assert streamer.ends == 1
+            assert streamer.tokens == plain.new[: len(streamer.tokens)]
+            assert rows_of(cache) == {1}
+            assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
+    assert torch.equal(run(model, plain.ids, {}, generation_config=config_of(plain)), plain.sequences)
+
+
 def test_out_of_memory_while_forking(plain_and_model, monkeypatch):
     """Goes on without that draft, and says so."""
     plain, model = plain_and_model
