@@ -127,7 +127,7 @@ def test_interrupted_between_two_forwards(plain_and_model, where):
 
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True}])
 def test_a_grammar_that_begins_behind_the_thought(plain_and_model, sampling):
-    """Every token of the answer passes it, also in a block that begins in the thought's close or drafts what it forbids."""
+    """Every token of the answer passes it, also in a block that drafts what it forbids."""
     _, model = plain_and_model
     plain = plain_run(model, {"max_new_tokens": 60, **sampling})
     seen = []
