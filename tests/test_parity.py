@@ -194,22 +194,36 @@ def test_same_scores_and_logits(architecture):
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_other_dtypes_run(dtype):
-    """In bf16 the rule is the same up to kernel rounding, so only float32 is compared token for token."""
-    model = build_once("qwen3", dtype=dtype)
-    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
-    config = SSRConfig(
-        thinking_start=[],
-        thinking_end=[plain.marker],
-        draft_budgets=[4],
-        return_dict_in_generate=True,
-        **plain.settings,
-    )
-    output = run(model, plain.ids, {}, generation_config=config)
-    assert output.sequences.shape == plain.sequences.shape
-    if dtype == torch.float32:
-        assert torch.equal(output.sequences, plain.sequences)
+NEAR_TIE = 0.1  # of the scores' standard deviation; 0.06 is the largest seen on 32 architectures
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma3", "mamba2", "falcon_h1"])
+def test_a_difference_in_half_precision_is_a_near_tie(architecture, dtype):
+    """Blocks and two-row steps round in other ways than single steps. In float32 nothing comes of it."""
+    model = build_once(architecture, dtype=dtype)
+    plain = plain_run(model, {"max_new_tokens": 72, "do_sample": False, "repetition_penalty": 1.1})
+    for prediction in (None, plain.answer):
+        config = SSRConfig(
+            thinking_start=[],
+            thinking_end=[plain.marker],
+            draft_budgets=[3],
+            prediction_ids=prediction,
+            num_draft_tokens=NUM_DRAFT_TOKENS,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **plain.settings,
+        )
+        output = run(model, plain.ids, {}, generation_config=config)
+        assert output.metrics.plain_reason is None and output.sequences.shape == plain.sequences.shape
+        differing = (output.sequences != plain.sequences)[0].nonzero()
+        if len(differing) == 0:
+            continue
+        assert dtype != torch.float32
+        place = int(differing[0])
+        scores = output.scores[place - plain.ids.shape[1]][0]
+        margin = scores[output.sequences[0, place]] - scores[plain.sequences[0, place]]
+        assert 0 <= margin <= NEAR_TIE * scores.std()
 
 
 @pytest.mark.parametrize("architecture", RECURRENT)
