@@ -1,4 +1,4 @@
-"""Rows of a cache: fork one, drop one, and take back its last tokens; and which cache layers allow it."""
+"""Rows of a cache: fork one, drop one, and roll back its last tokens; and which cache layers allow it."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-# Layer types that are tested: exact types, since a subclass may keep state that is not taken back.
+# Layer types that are tested: exact types, since a subclass may keep state that is not rolled back.
 SUPPORTED_LAYERS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -27,7 +27,7 @@ SUPPORTED_LAYERS = (
 
 
 def unsupported_cache(cache: Cache | None) -> str | None:
-    """Why tokens of this cache cannot be taken back for certain, or `None` if they can."""
+    """Why tokens of this cache cannot be rolled back for certain, or `None` if they can."""
     if cache is None:
         return "there is no cache (`use_cache=False`, or a model with a cache of its own)"
     if type(cache) not in (DynamicCache, StaticCache):
@@ -36,7 +36,7 @@ def unsupported_cache(cache: Cache | None) -> str | None:
         return "the cache is offloaded"
     unknown = {type(layer).__name__ for layer in cache.layers if type(layer) not in SUPPORTED_LAYERS}
     if unknown:
-        return f"the cache has layers of type {', '.join(sorted(unknown))}, whose last tokens cannot be taken back"
+        return f"the cache has layers of type {', '.join(sorted(unknown))}, whose last tokens cannot be rolled back"
     return None
 
 
@@ -69,12 +69,12 @@ def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int]) -> 
 
 class Rollback:
     """
-    Takes back the last tokens of a cache, each layer in the way it allows:
+    Rolls back the last tokens of a cache, each layer in the way it allows:
 
     - full attention: crop;
     - sliding windows and convolutions: record what leaves them while this is entered (`with rollback:`), then crop.
       Only while drafts are verified: recording, a prefill would keep the whole prompt;
-    - recurrent states, which only go forward: a copy from before the block, so that all of the block is taken back and
+    - recurrent states, which only go forward: a copy from before the block, so that all of the block is rolled back and
       the tokens to keep have to be fed again, together with what comes next.
 
     Args:
@@ -105,7 +105,7 @@ class Rollback:
                 layer.record_past = False
 
     def begin(self, is_draft: bool) -> None:
-        """A forward begins; tokens of it may be taken back if it verifies a draft."""
+        """A forward begins; tokens of it may be rolled back if it verifies a draft."""
         self._states = [_copy_of_state(layer) for layer in self._recurrent] if is_draft else None
         self._is_under_way = True
 
@@ -113,12 +113,12 @@ class Rollback:
         """The forward is over."""
         self._is_under_way = False
 
-    def take_back(self, count: int, fed: int) -> int:
+    def roll_back(self, count: int, fed: int) -> int:
         """
-        Takes back the last `count` of the `fed` tokens of the last forward, or all of these.
+        Rolls back the last `count` of the `fed` tokens of the last forward, or all of these.
 
         Returns:
-            `int`: how many were taken back: `count`, or `fed` if the cache is recurrent.
+            `int`: how many were rolled back: `count`, or `fed` if the cache is recurrent.
         """
         if count == 0:
             self.trim()

@@ -1,4 +1,4 @@
-"""Does a model read several tokens in one forward, and take them back, as it does one by one? Tried once, on a few."""
+"""Does a model read several tokens in one forward, and roll them back, as it does one by one? Tried once, on a few."""
 
 import inspect
 import weakref
@@ -22,7 +22,7 @@ _results: "weakref.WeakKeyDictionary[torch.nn.Module, dict]" = weakref.WeakKeyDi
 def reads_blocks(model) -> bool:
     """
     Whether a forward over several tokens leaves a recurrent cache as forwards over single tokens do, also after tokens
-    were taken back. Some architectures drop their state there, without an error. The answer is kept as long as the
+    were rolled back. Some architectures drop their state there, without an error. The answer is kept as long as the
     model lives. Draws nothing from the global random generator.
 
     Args:
@@ -62,7 +62,7 @@ def _try_block(model) -> bool:
         rollback.begin(is_draft=True)
         read(block, wrong, PROMPT_TOKENS)
         rollback.complete()
-        rollback.take_back(BLOCK_TOKENS, BLOCK_TOKENS)
+        rollback.roll_back(BLOCK_TOKENS, BLOCK_TOKENS)
         found = read(block, ids[:, PROMPT_TOKENS:], PROMPT_TOKENS)
     error = (found - expected).abs().max()
     if model.dtype in TOLERANCE:

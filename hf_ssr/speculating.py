@@ -38,7 +38,7 @@ def round_of_speculation(target: TargetState, drafter: Drafter) -> None:
             return token, not (target.done or target.thinking.open)
 
         kept, followed = verify_exact(draft.ids, next_token)
-        target.take_back_rejected()
+        target.roll_back_rejected()
     _count(target.metrics, draft, kept, followed)
 
 

@@ -141,10 +141,10 @@ class TargetState:
         self._cached, self._fed = end, fed
         return outputs.logits[:, -keep:]
 
-    def take_back_rejected(self) -> None:
+    def roll_back_rejected(self) -> None:
         """The cache forgets draft tokens that are not part of the text."""
         excess = max(0, self._cached - (self.length - 1))
-        self._cached -= self.rollback.take_back(excess, self._fed)
+        self._cached -= self.rollback.roll_back(excess, self._fed)
 
     def choose(self, logits: torch.FloatTensor) -> int:
         """
@@ -221,7 +221,7 @@ class TargetState:
         if not self.rollback.abandon(self._cached):
             return
         if self.rollback.is_active and not self.has_logits:
-            self.take_back_rejected()
+            self.roll_back_rejected()
         is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
         if is_kept and self._cached < self.length - 1 and not self.thinking.open:
             described = self._extended(self.model_kwargs, self.length - 1 - self._described)

@@ -130,6 +130,18 @@ def test_tokenizer_beside_the_model(model, tokenizer, tmp_path):
     assert torch.equal(output.sequences, run(model, ids, {"max_new_tokens": 20, "do_sample": False}))
 
 
+def test_tokenizer_of_the_call(model, tokenizer):
+    """The family's markers, from `generate(..., tokenizer=)`."""
+    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    ids = torch.cat([prompt_ids(), torch.tensor([[think]])], dim=1)
+    settings = {"max_new_tokens": 30, "do_sample": False}
+    config = SSRConfig(draft_budgets=[2], thinking_budget=9, return_dict_in_generate=True, **settings)
+    output = run(model, ids, {}, generation_config=config, tokenizer=tokenizer)
+    assert output.metrics.stages and output.metrics.thinking_tokens == 9 + 2  # `\n</think>`
+    assert output.sequences[0, 21 + 9 : 21 + 13].tolist() == tokenizer.encode("\n</think>\n\n")
+    assert end not in output.sequences[0, : 21 + 9]
+
+
 def test_round_trip(tmp_path):
     settings = {
         "draft_budgets": [4, 8],

@@ -77,6 +77,25 @@ def test_drafts_are_shown_only_to_those_who_ask(plain_and_model):
     assert [len(d) for d in streamer.drafts] == [s.draft_tokens for s in output.metrics.stages if s.draft_tokens]
 
 
+def test_a_child_ends_at_its_end_of_text(plain_and_model, count_forwards):
+    """Its row goes, the parent thinks on alone, and the draft stays, that token included."""
+    plain, model = plain_and_model
+    streamer = Previewer()
+    markers = {"draft_budgets": [2], "prediction_ids": None, "forced_close": [plain.marker, 5]}
+    run(model, plain.ids, {}, generation_config=config_of(plain, **markers), streamer=streamer)
+    drafted = streamer.drafts[0]
+    place = next(i for i, token in enumerate(drafted) if token not in plain.new[: plain.close + 1])
+    counter = count_forwards(model)
+    config = config_of(plain, return_dict_in_generate=True, **markers)
+    output = run(model, plain.ids, {}, generation_config=config, eos_token_id=drafted[place])
+    assert torch.equal(output.sequences, run(model, plain.ids, plain.settings, eos_token_id=drafted[place]))
+    stage = output.metrics.stages[0]
+    assert (stage.ended_by, stage.draft_tokens) == ("eos", place + 1)
+    # the fork's own logits give the first token of the close
+    assert output.metrics.forwards["drafting"] == 2 - 1 + place + 1
+    assert [rows for rows, _ in counter.shapes].count(2) == output.metrics.forwards["drafting"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_streamer_that_raises(plain_and_model, error):
     """At every token: in the thought, beside a child, in a block."""
@@ -350,7 +369,7 @@ def test_every_length(plain_and_model, count_forwards):
         output = run(model, plain.ids, {}, generation_config=config_of(plain, max_new_tokens=length))
         assert output.shape[1] == plain.ids.shape[1] + length
         assert torch.equal(output, plain.sequences[:, : output.shape[1]])
-        if not model._is_stateful:  # which feeds again what it took back
+        if not model._is_stateful:  # which feeds again what it rolled back
             emitted = 1  # by the prefill; a block over t tokens yields at most t
             for _, tokens in counter.shapes[1:]:
                 assert tokens <= length - emitted

@@ -286,7 +286,7 @@ def compatibility_table() -> str:
     for name, (_, model_class, _, kind) in (ARCHITECTURES | RECURRENT).items():
         shown = model_class.removesuffix("ForCausalLM") + (" (shared layers)" if name.endswith("_shared") else "")
         groups.setdefault(kind, []).append(shown)
-    rows = ["| layers keep | a draft is taken back by | tested, token for token |", "|---|---|---|"]
+    rows = ["| layers keep | a draft is rolled back by | tested, token for token |", "|---|---|---|"]
     for kind, names in groups.items():
         rows.append(f"| {kind} | {ways.get(kind, 'copy of the state, feed again')} | {', '.join(names)} |")
     plain = ", ".join(model_class.removesuffix("ForCausalLM") for _, model_class, _, _ in UNSUPPORTED.values())
