@@ -4,23 +4,19 @@ import argparse
 import json
 import os
 import sys
-import time
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from .comparing import Run, difference_between, print_comparison, run_plain, run_ssr
 from .config import SSRConfig
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
 from .hub import export
 from .markers import resolve_markers
-from .output import SSROutput
-from .terminal import ThoughtAndAnswer
-from .thinking import ThinkingBudgetLogitsProcessor, split_thinking
+from .thinking import split_thinking
 from .version import __version__
 
 
@@ -157,12 +153,12 @@ def answer_command(argv: list[str]) -> int:
             ).input_ids
         model = _load_model(arguments)
         ids = _prompt_ids(arguments, tokenizer).to(model.device)
-        run = _run(model, ids, arguments.seed, config, tokenizer, stream=not arguments.json)
+        run = run_ssr(model, ids, arguments.seed, config, tokenizer, stream=not arguments.json)
         plain = None
         if arguments.compare:
             if not arguments.json:
                 print("plain generate, to compare ...", file=sys.stderr)
-            plain = _run_plain(model, ids, arguments.seed, config, tokenizer)
+            plain = run_plain(model, ids, arguments.seed, config, tokenizer)
     except (ValueError, OSError) as error:
         fail(str(error))
     _report(arguments, model, tokenizer, ids, config, run, plain)
@@ -227,72 +223,11 @@ def _prompt_ids(arguments: argparse.Namespace, tokenizer) -> torch.LongTensor:
     return tokenizer(text + arguments.prefill, return_tensors="pt", add_special_tokens=False).input_ids
 
 
-@dataclass
-class _Run:
-    """New tokens of a run, its forwards and seconds, and the metrics of SSR."""
-
-    tokens: list[int]
-    forwards: int
-    seconds: float
-    metrics: Any = None
-
-
-def _timed_generate(model, ids, seed: int, **kwargs) -> _Run:
-    forwards = []
-    hook = model.register_forward_hook(lambda *_: forwards.append(1))
-    torch.manual_seed(seed)
-    begin = time.perf_counter()
-    try:
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), **kwargs)
-    finally:
-        hook.remove()
-    seconds = time.perf_counter() - begin
-    metrics = output.metrics if isinstance(output, SSROutput) else None
-    return _Run(output.sequences[0, ids.shape[1] :].tolist(), len(forwards), seconds, metrics)
-
-
-def _run(model, ids, seed: int, config: SSRConfig, tokenizer, stream: bool) -> _Run:
-    streamer = ThoughtAndAnswer(tokenizer, config, ids[0].tolist()) if stream else None
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: print(f"hf-ssr: {message}", file=sys.stderr)
-        return _timed_generate(model, ids, seed, generation_config=config, tokenizer=tokenizer, streamer=streamer)
-
-
-def _run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> _Run:
-    names = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k", "return_dict_in_generate")
-    plain = GenerationConfig(**{name: getattr(config, name) for name in names})
-    processors = []
-    if config.thinking_budget is not None:
-        processors.append(
-            ThinkingBudgetLogitsProcessor(
-                config, prompt_length=ids.shape[1], tokenizer=tokenizer, max_new_tokens=config.max_new_tokens
-            )
-        )
-    return _timed_generate(model, ids, seed, generation_config=plain, logits_processor=processors)
-
-
-def _difference(model, tokenizer, ids, run: _Run, plain: _Run) -> dict[str, Any] | None:
-    """Where two runs first part, and how far the model's scores of the two tokens lie apart there."""
-    pairs = zip(run.tokens, plain.tokens, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(run.tokens), len(plain.tokens)))
-    if place == len(run.tokens) == len(plain.tokens):
-        return None
-    difference: dict[str, Any] = {"position": place}
-    if place < min(len(run.tokens), len(plain.tokens)):
-        text = torch.cat([ids, ids.new_tensor([plain.tokens[:place]])], dim=1)
-        with torch.no_grad():
-            logits = model(text).logits[0, -1].float()
-        ours, theirs = run.tokens[place], plain.tokens[place]
-        difference |= {"ssr": tokenizer.decode([ours]), "plain": tokenizer.decode([theirs])}
-        difference["margin"] = float(logits[theirs] - logits[ours])
-    return difference
-
-
-def _report(arguments, model, tokenizer, ids, config: SSRConfig, run: _Run, plain: _Run | None) -> None:
-    difference = None if plain is None else _difference(model, tokenizer, ids, run, plain)
+def _report(arguments, model, tokenizer, ids, config: SSRConfig, run: Run, plain: Run | None) -> None:
+    difference = None if plain is None else difference_between(model, tokenizer, ids, run, plain)
     if not arguments.json:
         if plain is not None:
-            _print_comparison(run, plain, difference)
+            print_comparison(run, plain, difference)
         if arguments.stats:
             print(run.metrics, file=sys.stderr)
         return
@@ -309,24 +244,6 @@ def _report(arguments, model, tokenizer, ids, config: SSRConfig, run: _Run, plai
         report["plain"] = {"forwards": plain.forwards, "seconds": plain.seconds}
         report |= {"same_tokens": difference is None, "difference": difference}
     print(json.dumps(report))
-
-
-def _print_comparison(run: _Run, plain: _Run, difference: dict[str, Any] | None) -> None:
-    if difference is None:
-        print(f"same tokens: yes, all {len(run.tokens)}", file=sys.stderr)
-    elif "margin" in difference:
-        print(
-            f"same tokens: no, from token {difference['position']} on: {difference['ssr']!r} here, "
-            f"{difference['plain']!r} in plain generate, whose scores lie {difference['margin']:.3g} apart",
-            file=sys.stderr,
-        )
-    else:
-        print(f"same tokens: no, one text ends at token {difference['position']}", file=sys.stderr)
-    print(f"{'':10}{'forwards':>10}{'seconds':>10}", file=sys.stderr)
-    for name, one in (("SSR", run), ("plain", plain)):
-        print(f"{name:10}{one.forwards:10}{one.seconds:10.2f}", file=sys.stderr)
-    ratio = plain.forwards / run.forwards, plain.seconds / run.seconds
-    print(f"{'ratio':10}{ratio[0]:10.2f}{ratio[1]:10.2f}", file=sys.stderr)
 
 
 if __name__ == "__main__":

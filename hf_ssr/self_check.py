@@ -43,11 +43,13 @@ def _try_block(model) -> bool:
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     generator = torch.Generator().manual_seed(0)
     high = min(text_config.vocab_size, 1000)
-    ids = torch.randint(min(3, high - 1), high, (2, PROMPT_TOKENS + BLOCK_TOKENS), generator=generator).to(model.device)
+    ids = torch.randint(min(3, high - 1), high, (2, PROMPT_TOKENS + BLOCK_TOKENS), generator=generator)
+    if model.device.type != "meta":  # offloaded weights are fetched, and inputs moved, by hooks
+        ids = ids.to(model.device)
     wrong, ids = ids[:1, PROMPT_TOKENS:], ids[1:]
 
     def read(cache: DynamicCache, tokens: torch.LongTensor, begin: int) -> torch.Tensor:
-        positions = torch.arange(begin, begin + tokens.shape[1], device=model.device)[None]
+        positions = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)[None]
         kwargs = {"position_ids": positions} if takes_positions else {}
         return model(tokens, cache=cache, use_cache=True, **kwargs).logits[0].float()
 

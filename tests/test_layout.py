@@ -12,7 +12,7 @@ PACKAGE = Path(hf_ssr.__file__).parent
 MODULES = {path.stem: path for path in PACKAGE.glob("*.py")}
 # Each may import from lower lines and, within "the rest", from anything that does not import it back.
 LEVELS = [
-    ["__init__", "hub", "cli", "terminal", "bench"],
+    ["__init__", "hub", "cli", "comparing", "terminal", "bench"],
     ["generate"],
     ["decoding"],
     ["preparing"],
@@ -20,7 +20,7 @@ LEVELS = [
     ["drafter_suffix"],
     ["drafting"],
 ]
-NOT_SHIPPED = {"__init__", "hub", "cli", "terminal", "version"}
+NOT_SHIPPED = {"__init__", "hub", "cli", "comparing", "terminal", "version"}
 
 
 def level(module: str) -> int:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import transformers
+from accelerate import disk_offload
 from conftest import build_once, plain_run, run
 from tiny_models import VOCAB_SIZE, build, prompt_ids
 
@@ -114,3 +115,14 @@ def test_two_threads_on_two_models():
     with ThreadPoolExecutor(2) as pool:
         for plain, outputs in zip(plains, pool.map(answer, range(2)), strict=True):
             assert all(torch.equal(output, plain.sequences) for output in outputs)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_5"])
+def test_weights_offloaded_by_accelerate(architecture, tmp_path):
+    model = build(architecture)
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+    assert next(model.parameters()).device.type == "meta"
+    output = run(model, plain.ids, {}, generation_config=config_for(plain.new, plain.close, plain.settings))
+    assert torch.equal(output.sequences, plain.sequences)
+    assert output.metrics.stages and output.metrics.accepted_tokens > 20

@@ -1,0 +1,97 @@
+"""SSR beside plain `generate` on one prompt: the same tokens? in how many forwards and seconds?"""
+
+import sys
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .config import SSRConfig
+from .output import SSROutput
+from .terminal import ThoughtAndAnswer
+from .thinking import ThinkingBudgetLogitsProcessor
+
+
+@dataclass
+class Run:
+    """New tokens of a run, its forwards and seconds, and the metrics of SSR."""
+
+    tokens: list[int]
+    forwards: int
+    seconds: float
+    metrics: Any = None
+
+
+def timed_generate(model, ids, seed: int, **kwargs) -> Run:
+    """`model.generate` from a seed, its forwards counted from outside. Streaming counts as time."""
+    forwards = []
+    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    torch.manual_seed(seed)
+    begin = time.perf_counter()
+    try:
+        output = model.generate(ids, attention_mask=torch.ones_like(ids), **kwargs)
+    finally:
+        hook.remove()
+    seconds = time.perf_counter() - begin
+    metrics = output.metrics if isinstance(output, SSROutput) else None
+    return Run(output.sequences[0, ids.shape[1] :].tolist(), len(forwards), seconds, metrics)
+
+
+def run_ssr(model, ids, seed: int, config: SSRConfig, tokenizer, stream: bool) -> Run:
+    """With SSR; streamed to the terminal if asked for. Warnings go to stderr as lines of the command."""
+    streamer = ThoughtAndAnswer(tokenizer, config, ids[0].tolist()) if stream else None
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"hf-ssr: {message}", file=sys.stderr)
+        return timed_generate(model, ids, seed, generation_config=config, tokenizer=tokenizer, streamer=streamer)
+
+
+def run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> Run:
+    """Without SSR, under the same thinking budget."""
+    names = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k", "return_dict_in_generate")
+    plain = GenerationConfig(**{name: getattr(config, name) for name in names})
+    processors = []
+    if config.thinking_budget is not None:
+        processors.append(
+            ThinkingBudgetLogitsProcessor(
+                config, prompt_length=ids.shape[1], tokenizer=tokenizer, max_new_tokens=config.max_new_tokens
+            )
+        )
+    return timed_generate(model, ids, seed, generation_config=plain, logits_processor=processors)
+
+
+def difference_between(model, tokenizer, ids, run: Run, plain: Run) -> dict[str, Any] | None:
+    """Where two runs first part, and how far the model's scores of the two tokens lie apart there."""
+    pairs = zip(run.tokens, plain.tokens, strict=False)
+    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(run.tokens), len(plain.tokens)))
+    if place == len(run.tokens) == len(plain.tokens):
+        return None
+    difference: dict[str, Any] = {"position": place}
+    if place < min(len(run.tokens), len(plain.tokens)):
+        text = torch.cat([ids, ids.new_tensor([plain.tokens[:place]])], dim=1)
+        with torch.no_grad():
+            logits = model(text).logits[0, -1].float()
+        ours, theirs = run.tokens[place], plain.tokens[place]
+        difference |= {"ssr": tokenizer.decode([ours]), "plain": tokenizer.decode([theirs])}
+        difference["margin"] = float(logits[theirs] - logits[ours])
+    return difference
+
+
+def print_comparison(run: Run, plain: Run, difference: dict[str, Any] | None) -> None:
+    if difference is None:
+        print(f"same tokens: yes, all {len(run.tokens)}", file=sys.stderr)
+    elif "margin" in difference:
+        print(
+            f"same tokens: no, from token {difference['position']} on: {difference['ssr']!r} here, "
+            f"{difference['plain']!r} in plain generate, whose scores lie {difference['margin']:.3g} apart",
+            file=sys.stderr,
+        )
+    else:
+        print(f"same tokens: no, one text ends at token {difference['position']}", file=sys.stderr)
+    print(f"{'':10}{'forwards':>10}{'seconds':>10}", file=sys.stderr)
+    for name, one in (("SSR", run), ("plain", plain)):
+        print(f"{name:10}{one.forwards:10}{one.seconds:10.2f}", file=sys.stderr)
+    ratio = plain.forwards / run.forwards, plain.seconds / run.seconds
+    print(f"{'ratio':10}{ratio[0]:10.2f}{ratio[1]:10.2f}", file=sys.stderr)
