@@ -6,8 +6,9 @@ import random
 import pytest
 import torch
 from conftest import build_once, plain_run, run
+from test_stream import StopAt
 from tiny_models import ARCHITECTURES, RECURRENT, UNSUPPORTED, VOCAB_SIZE, prompt_ids
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
 from hf_ssr.self_check import reads_blocks
@@ -240,7 +241,7 @@ def test_a_recurrent_cache_is_handed_out_whole(architecture, count_forwards):
     """However many draft tokens are rejected: the state is that of the text, for one forward more than the rounds."""
     model = build_once(architecture)
     plain = plain_run(model, {"max_new_tokens": 72, "do_sample": False})
-    for right in (0, 3, 8):
+    for right, length in ((0, 72), (3, plain.close + 4), (8, plain.close + 7), (8, plain.close + 10)):
         wrong = [(t + 1) % VOCAB_SIZE for t in plain.answer[right:]]
         config = SSRConfig(
             thinking_start=[],
@@ -249,18 +250,19 @@ def test_a_recurrent_cache_is_handed_out_whole(architecture, count_forwards):
             prediction_ids=plain.answer[:right] + wrong,
             num_draft_tokens=5,
             return_dict_in_generate=True,
-            **plain.settings,
+            **{**plain.settings, "max_new_tokens": 72},
         )
-        output = run(model, plain.ids, {}, generation_config=config)
-        assert torch.equal(output.sequences, plain.sequences)
+        stop = StoppingCriteriaList([StopAt(plain.ids.shape[1] + length)])  # in the middle of a block
+        output = run(model, plain.ids, {}, generation_config=config, stopping_criteria=stop)
+        text = plain.sequences[:, : plain.ids.shape[1] + length]
+        assert torch.equal(output.sequences, text)
         metrics = output.metrics
         assert metrics.answer_forwards <= metrics.rounds + metrics.plain_tokens + 1  # the one to catch up
         with torch.no_grad():
-            last = plain.sequences[:, -1:]
-            position = torch.tensor([[plain.sequences.shape[1] - 1]])
+            position = torch.tensor([[text.shape[1] - 1]])
             kwargs = {} if architecture == "mamba2" else {"position_ids": position}
-            continued = model(last, cache=output.cache, use_cache=True, **kwargs).logits[0, -1]
-            expected = model(plain.sequences, use_cache=False).logits[0, -1]
+            continued = model(text[:, -1:], cache=output.cache, use_cache=True, **kwargs).logits[0, -1]
+            expected = model(text, use_cache=False).logits[0, -1]
         # parts of these models compute in float32 whatever the dtype; a wrong state is off by 0.1 and more
         torch.testing.assert_close(continued, expected, rtol=1e-4, atol=1e-4)
 
