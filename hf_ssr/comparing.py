@@ -80,6 +80,7 @@ def difference_between(model, tokenizer, ids, run: Run, plain: Run) -> dict[str,
 
 
 def print_comparison(run: Run, plain: Run, difference: dict[str, Any] | None) -> None:
+    """To stderr: the same tokens, or where they part, and what each run took."""
     if difference is None:
         print(f"same tokens: yes, all {len(run.tokens)}", file=sys.stderr)
     elif "margin" in difference:

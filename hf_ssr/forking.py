@@ -88,17 +88,22 @@ class Rollback:
         self._ahead = [_length(layer) - length for layer in self._layers]
         self._states: list[tuple[dict, dict]] | None = None
         self._is_under_way = False
-        self.is_active = False
+        self._is_entered = False
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether tokens of the last forward can be rolled back: no state was copied before a plain step."""
+        return self._is_entered and not (self._recurrent and self._states is None)
 
     def __enter__(self) -> "Rollback":
-        self.is_active = True
+        self._is_entered = True
         for layer in self._layers:
             if hasattr(layer, "record_past") and layer not in self._recurrent:
                 layer.record_past = True
         return self
 
     def __exit__(self, *_) -> None:
-        self.is_active = False
+        self._is_entered = False
         self.trim()
         for layer in self._layers:
             if hasattr(layer, "record_past"):

@@ -65,7 +65,11 @@ def _decode(model, input_ids, generation_config: GenerationConfig, **kwargs):
             return ssr_decoding(model, input_ids, generation_config=config, **{**kwargs, "streamer": stream})
         if "/" in (method := GENERATION_MODES_MAPPING[mode]):
             raise ValueError(f"`custom_generate` is SSR, but other settings ask for {mode.value}: drop one of them.")
-        return getattr(type(model), method)(model, input_ids, generation_config=config, **kwargs)
+        found = {"streamer": stream if stream.streamer is not None else None, "tokenizer": kwargs["tokenizer"]}
+        found = {name: value for name, value in found.items() if value is not None}
+        model._validate_generation_mode(mode, config, found)  # transformers has checked a call without a streamer
+        rest = {name: value for name, value in kwargs.items() if name not in ("streamer", "tokenizer")}
+        return getattr(type(model), method)(model, input_ids, generation_config=config, **found, **rest)
 
 
 def _local_of_generate(name: str) -> Any:

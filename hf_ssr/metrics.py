@@ -1,6 +1,5 @@
 """`SSRMetrics`: everything that is counted while SSR decodes, and the rates derived from it."""
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -220,10 +219,6 @@ class SSRMetrics:
         rates = {name: getattr(self, name) for name in _DERIVED}
         values = {**asdict(self), **rates}
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
-
-    def to_json(self) -> str:
-        """[`to_dict`] as one line of JSON."""
-        return json.dumps(self.to_dict())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<28}{value}" for name, value in self._rows())

@@ -24,8 +24,9 @@ def speculate(target: TargetState, drafter: Drafter) -> None:
 
 def round_of_speculation(target: TargetState, drafter: Drafter) -> None:
     """One draft and its verification: one target forward."""
+    is_prefilled = target.has_logits  # the first token needs no forward, and so no draft
     # the forward also yields the token behind the draft
-    draft = Draft() if target.has_logits else drafter.propose(min(drafter.num_draft_tokens, target.room - 1))
+    draft = Draft() if is_prefilled else drafter.propose(min(drafter.num_draft_tokens, target.room - 1))
     phase = "verify" if draft.is_prefix else "speculate"
     with target.metrics.timed(phase):
         logits = target.forward(phase, draft.ids)
@@ -40,13 +41,13 @@ def round_of_speculation(target: TargetState, drafter: Drafter) -> None:
         kept, followed = verify_exact(draft.ids, next_token)
         target.roll_back_rejected()
     _count(target.metrics, draft, kept, followed)
+    target.metrics.lookups += not (draft.is_prefix or is_prefilled)
 
 
 def _count(metrics: SSRMetrics, draft: Draft, kept: int, followed: bool) -> None:
     if draft.is_prefix:
         metrics.prefix_accepted += kept
     else:
-        metrics.lookups += 1
         metrics.hits += kept > 0
         if draft.source is not None:
             metrics.suffix_accepted[draft.source] += kept

@@ -220,7 +220,7 @@ class TargetState:
         self.drop_child()
         if not self.rollback.abandon(self._cached):
             return
-        if self.rollback.is_active and not self.has_logits:
+        if self.rollback.can_roll_back and not self.has_logits:
             self.roll_back_rejected()
         is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
         if is_kept and self._cached < self.length - 1 and not self.thinking.open:

@@ -1,5 +1,7 @@
 """Streams, faults and interrupts: the output so far is plain's, the stream ends once, model and cache stay usable."""
 
+import itertools
+
 import pytest
 import torch
 from conftest import build_once, plain_run, run
@@ -9,6 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_ssr
 from hf_ssr import SSRConfig
+from hf_ssr.self_check import reads_blocks
 
 
 class Recorder(BaseStreamer):
@@ -42,6 +45,8 @@ class Previewer(Recorder):
 @pytest.fixture(params=["qwen3", "gemma3", "qwen3_5", "lfm2"])
 def plain_and_model(request):
     model = build_once(request.param)
+    if request.param in ("qwen3_5", "lfm2"):
+        assert reads_blocks(model)  # once a model; its forwards are none of the tests'
     return plain_run(model, {"max_new_tokens": 60, "do_sample": False}), model
 
 
@@ -191,14 +196,17 @@ def test_a_processor_or_criterion_that_raises(plain_and_model):
                 raise ArithmeticError("no criterion")
             return super().__call__(input_ids, scores) & False
 
-    for length in (plain.ids.shape[1] + n for n in (1, 7, plain.close + 5)):
+    lengths = [plain.ids.shape[1] + n for n in (1, 7, plain.close + 5)]
+    # with drafts, and in plain steps of the answer
+    configs = [config_of(plain), config_of(plain, prediction_ids=None, draft_budgets=[], sources=[])]
+    for length, config in itertools.product(lengths, configs):
         for kwargs in (
             {"logits_processor": LogitsProcessorList([FailAt(length)])},
             {"stopping_criteria": StoppingCriteriaList([Failing(length)])},
         ):
             streamer, cache = Recorder(), DynamicCache(config=model.config)
             with pytest.raises(ArithmeticError):
-                run(model, plain.ids, {}, generation_config=config_of(plain), streamer=streamer, cache=cache, **kwargs)
+                run(model, plain.ids, {}, generation_config=config, streamer=streamer, cache=cache, **kwargs)
             assert streamer.ends == 1
             assert streamer.tokens == plain.new[: len(streamer.tokens)]
             assert rows_of(cache) == {1}
@@ -256,6 +264,21 @@ def test_a_streamer_may_change_what_it_is_given(model):
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
     output = run(model, plain.ids, {}, generation_config=config_of(plain), streamer=Zeroing())
     assert torch.equal(output, plain.sequences)
+
+
+def test_another_strategy_ends_the_stream_once(model):
+    """Through a callable, which hands the call on; streams of beams are refused as transformers refuses them."""
+    plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
+    call = {"custom_generate": hf_ssr.generate, "thinking_start": [], "thinking_end": [plain.marker]}
+    streamer = Recorder()
+    output = run(model, plain.ids, {**plain.settings, "prompt_lookup_num_tokens": 3}, streamer=streamer, **call)
+    assert torch.equal(output, plain.sequences)
+    assert [t for v in streamer.values[1:] for t in v.flatten().tolist()] == plain.new
+    assert streamer.ends == 1
+    streamer = Recorder()
+    with pytest.raises(ValueError, match="`streamer` cannot be used with beam search"):
+        run(model, plain.ids, {**plain.settings, "num_beams": 2}, streamer=streamer, **call)
+    assert streamer.ends == 1
 
 
 class CountCalls(LogitsProcessor):
