@@ -89,10 +89,10 @@ class SSRConfig(GenerationConfig):
             Seed of the child's own random generator, if it samples. Never changes the output.
         strict (`bool`, *optional*, default `False`):
             Raise an error where SSR does not apply, instead of a warning and decoding without it.
-        prediction_ids (`list[int]`, *optional*):
+        prediction_ids (`list[int]` or `list[list[int]]`, *optional*):
             A draft that the caller already has: the expected answer (what follows the thought, if there is one), or
-            most of it. Ranks before the child's drafts; with it nothing forks unless budgets are set as well. `[]` =
-            none. Not saved to disk.
+            most of it. Ranks before the child's drafts; with it nothing forks unless budgets are set as well. For a
+            batch, one list for each prompt, or one for all. `[]` = none. Not saved to disk.
         kwargs:
             Settings of [`~transformers.GenerationConfig`].
 
@@ -128,7 +128,7 @@ class SSRConfig(GenerationConfig):
         draft_temperature: float | None = None,
         draft_seed: int | None = None,
         strict: bool | None = None,
-        prediction_ids: list[int] | None = None,
+        prediction_ids: list[int] | list[list[int]] | None = None,
         **kwargs: Any,
     ):
         for name, value in locals().copy().items():

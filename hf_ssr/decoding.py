@@ -7,18 +7,21 @@ SSR, Self-Speculation for Reasoning Models (arXiv 2608.20359). Read this first.
                                         the answer (child)
 """
 
+from contextlib import nullcontext
+
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from .config import SSRConfig
 from .drafter_suffix import SuffixDrafter
-from .drafting import Child, child_processors
+from .drafting import Child, Draft, child_processors, processors_of_row
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput, Stream
 from .preparing import prepare, run_plain
 from .scheduling import ForkSchedule
-from .speculating import speculate
-from .state import TargetState
+from .speculating import verify
+from .state import TextState, collect
+from .target import Row, Target
 
 
 def ssr_decoding(
@@ -37,7 +40,7 @@ def ssr_decoding(
 
     Args:
         model (`PreTrainedModel`): the target.
-        input_ids (`torch.LongTensor` of shape `(1, prompt_length)`): the prompt.
+        input_ids (`torch.LongTensor` of shape `(batch_size, prompt_length)`): the prompts, padded on the left.
         logits_processor, stopping_criteria, synced_gpus, streamer, model_kwargs: as `generate` gives them to any
             decoding method.
         generation_config (`GenerationConfig`): prepared by `generate`; settings of SSR that it lacks have their
@@ -45,7 +48,8 @@ def ssr_decoding(
         tokenizer (`PreTrainedTokenizerBase`, *optional*): finds the thinking markers.
 
     Returns:
-        [`SSROutput`] under `return_dict_in_generate`, else a `torch.LongTensor` of shape `(1, sequence_length)`.
+        [`SSROutput`] under `return_dict_in_generate`, else a `torch.LongTensor` of shape
+        `(batch_size, sequence_length)`.
 
     Raises:
         `ValueError`: before the first token, for settings that do not fit each other, the model or the prompt.
@@ -53,119 +57,168 @@ def ssr_decoding(
     metrics = SSRMetrics(prompt_tokens=input_ids.shape[1])
     with Stream.around(streamer) as stream, metrics.timed_in_all():
         config = SSRConfig.from_config(generation_config)
-        plan = prepare(model, input_ids, config, tokenizer, model_kwargs, synced_gpus)
         plain = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **model_kwargs}
+        plan = prepare(model, input_ids, config, tokenizer, stream, synced_gpus, **plain)
         if plan.plain_reason is not None:
             return run_plain(plan, model, input_ids, config, stream, metrics, synced_gpus=synced_gpus, **plain)
-        target = TargetState(model, input_ids, config, plan.thinking, stream, metrics, **plain)
-        generate_text(target, config)
-    return target.output()
+        target = Target(model, input_ids, config, metrics, model_kwargs)
+        texts = [
+            TextState(
+                row,
+                config,
+                thinking,
+                SuffixDrafter.from_config(config, lead=thinking.tail),
+                stream,
+                metrics if target.batch_size == 1 else SSRMetrics(prompt_tokens=tokens),
+                prediction=prediction,
+                logits_processor=processors_of_row(logits_processor, place) if len(input_ids) > 1 else logits_processor,
+                stopping_criteria=stopping_criteria,
+            )
+            for place, (row, thinking, prediction, tokens) in enumerate(
+                zip(target.rows, plan.thinking, plan.predictions, plan.prompt_tokens, strict=True)
+            )
+        ]
+        generate_texts(target, texts, ForkSchedule(config))
+    return collect(target, texts)
 
 
-def generate_text(target: TargetState, config: SSRConfig) -> None:
-    """Think, draft, verify and speculate until the text is done."""
-    tail = target.thinking.tail
-    drafter = SuffixDrafter.from_config(config, lead=tail)
-    prediction = list(config.prediction_ids or [])
-    drafter.add_draft(prediction)
+def generate_texts(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None:
+    """Think, draft, verify and speculate, all texts in step, until each is done."""
     with target.metrics.timed("prefill"):
         target.prefill()
-    knows_prompt = False
-    while not target.done:
-        if target.thinking.open:
-            # experts have a kernel of their own for one-token steps
-            with target.model._optimize_model_for_decode():
-                drafts = think(target, config)
-            drafter.begin_answer()
-            drafter.add("thought", target.thinking.thought)
-            if prediction:  # added last: it ranks first
-                drafts.append(prediction)
-            for draft in drafts:
-                drafter.add_draft(draft if tuple(draft[: len(tail)]) == tail else [*tail, *draft])
-        else:
-            if not knows_prompt:
-                drafter.add("prompt", target.prompt)
-                knows_prompt = True
-            speculate(target, drafter)
-
-
-def think(target: TargetState, config: SSRConfig) -> list[list[int]]:
-    """
-    The parent thinks until the thought closes. At each budget the cache is forked: the child closes the thought at once
-    and drafts the answer in the same forwards, two rows in step.
-
-    Returns:
-        `list[list[int]]`: the draft of each stage, in order, from the token behind the forced close.
-    """
-    schedule = ForkSchedule(config)
-    stages: list[list[int]] = []
-    child: Child | None = None
     try:
-        while target.thinking.open and not target.done:
-            phase = "thinking" if child is None else "drafting"
-            with target.metrics.timed(phase):
-                logits = target.forward(phase)[:, -1]
-                thinking_tokens = target.thinking.thinking_tokens
-                token = target.choose(logits[:1])
-                if schedule.due(thinking_tokens) and target.can_draft_ahead_of(token):
-                    end_stage(target, child, "fork", stages)
-                    child = fork(target, config, thinking_tokens)
-                    logits = logits[[0, 0]]
-                child_token = None if child is None else choose_for_child(target, child, logits[1:])
-                target.emit(token, child_token)
-                if child is not None and child.ended_by:
-                    end_stage(target, child, child.ended_by, stages)
-                    drop_child(target)
-                    child = None
-        end_stage(target, child, "stop" if target.thinking.open else "close", stages)
-        drop_child(target)
+        for text in texts:
+            if not text.thinking.open:
+                text.drafter.add_draft(text.prediction)
+                text.drafter.add("prompt", text.prompt)
+        while running := [text for text in texts if not text.done]:
+            if all(text.thinking.open for text in running):
+                think_on(target, running, schedule)
+            else:
+                step(target, running, schedule)
     finally:
         target.settle()
-    return stages
 
 
-def fork(target: TargetState, config: SSRConfig, thinking_tokens: int) -> Child | None:
-    """A child that goes on from the target's text with the forced close; `None` if there is no memory for its row."""
-    with target.metrics.timed("drafting_exposed"):
+def think_on(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None:
+    """Until one of the thoughts closes. Experts have a kernel of their own for one-token steps."""
+    with target.model._optimize_model_for_decode():
+        while all(text.thinking.open and not text.done for text in texts):
+            step(target, texts, schedule)
+
+
+def step(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None:
+    """One forward for all texts. One that thinks takes a token, and so does its child; any other takes a draft."""
+    needs_forward = not target.has_logits  # the prefill yields the first token, without a draft
+    drafts = {text: Draft() if text.thinking.open or not needs_forward else text.propose() for text in texts}
+    phases = [_phase(text, draft) for text, draft in drafts.items()]
+    phase = next(name for name in ("drafting", "thinking", "verify", "speculate") if name in phases)
+    with target.metrics.timed(phase):
+        proposed = {text.row: draft.ids for text, draft in drafts.items()}
+        recording = not all(text.thinking.open for text in texts)
         try:
-            target.fork()
+            logits = target.forward(phase, proposed, recording)
         except torch.OutOfMemoryError:
-            target.metrics.stages.append(Stage(thinking_tokens, 0, "out_of_memory"))
-            return None
-        temperature = config.setting("draft_temperature")
-        generator = None
-        if temperature > 0:
-            generator = torch.Generator(target.ids.device).manual_seed(
-                (config.setting("draft_seed") + thinking_tokens) % 2**63
-            )
-        return Child(
-            thinking_tokens,
-            target.thinking.markers.forced_close,
-            child_processors(target.logits_processor, greedy=temperature == 0),
-            target.eos_ids,
-            config.max_draft_length,
-            temperature,
-            generator,
-        )
+            if not (drop_children(texts) and target.undo_forward()):
+                raise
+            target.keep([text.row for text in texts])
+            logits = target.forward(phase, proposed, recording)
+        for (text, draft), own_phase in zip(drafts.items(), phases, strict=True):
+            if text.metrics is not target.metrics:
+                text.metrics.forwards[own_phase] += needs_forward
+            if text.thinking.open:
+                think(text, logits, schedule)
+            else:
+                verify(text, draft, logits[text.row], needs_forward)
+        arrange_rows(target, texts)
 
 
-def choose_for_child(target: TargetState, child: Child, logits: torch.FloatTensor) -> int:
-    """The child's next token. The parent waits for it, so the time is not hidden in the thought."""
-    with target.metrics.timed("drafting_exposed"):
-        return child.choose(target.child_ids, logits)
+def _phase(text: TextState, draft: Draft) -> str:
+    if text.thinking.open:
+        return "thinking" if text.child is None else "drafting"
+    return "verify" if draft.is_prefix else "speculate"
 
 
-def end_stage(target: TargetState, child: Child | None, reason: str, stages: list[list[int]]) -> None:
-    """The child drafts no more; its tokens stay as a draft."""
-    if child is None:
+def think(text: TextState, logits: dict[Row, torch.FloatTensor], schedule: ForkSchedule) -> None:
+    """
+    The parent takes a token of its thought. At a budget it is forked: the child closes the thought at once and drafts
+    the answer, a token for each of the parent's.
+    """
+    thinking_tokens = text.thinking.thinking_tokens
+    own_logits = logits[text.row][:, -1]
+    token = text.choose(own_logits)
+    if schedule.due(thinking_tokens) and text.can_draft_ahead_of(token):
+        text.end_stage("fork")
+        text.child = fork(text, thinking_tokens)
+    if text.child is not None:
+        child_logits = logits[text.child.row][:, -1] if text.child.row in logits else own_logits
+        with text.metrics.timed("drafting_exposed"):  # the parent waits for it
+            text.child.choose(child_logits)
+    text.emit(token)
+    if text.child is not None and text.child.ended_by:
+        text.end_stage(text.child.ended_by)
+    if text.done or not text.thinking.open:
+        text.end_stage("stop" if text.thinking.open else "close")
+        begin_answer(text)
+
+
+def fork(text: TextState, thinking_tokens: int) -> Child:
+    """A child that goes on from the text with the forced close."""
+    config = text.config
+    temperature = config.setting("draft_temperature")
+    generator = None
+    if temperature > 0:
+        seed = (config.setting("draft_seed") + thinking_tokens) % 2**63
+        generator = torch.Generator(text.row.ids.device).manual_seed(seed)
+    return Child(
+        text.row.fork(),
+        thinking_tokens,
+        text.thinking.markers.forced_close,
+        child_processors(text.logits_processor, greedy=temperature == 0),
+        text.eos_ids,
+        config.max_draft_length,
+        temperature,
+        generator,
+    )
+
+
+def drop_children(texts: list[TextState]) -> bool:
+    """There is no memory for them; whether there were any. What they have drafted stays."""
+    parents = [text for text in texts if text.child is not None]
+    for text in parents:
+        text.end_stage("out_of_memory")
+    return bool(parents)
+
+
+def begin_answer(text: TextState) -> None:
+    """The drafter learns the thought and the drafts. Of equally long matches, a later draft wins, then the thought."""
+    text.drafter.begin_answer()
+    if text.done:
         return
-    target.metrics.stages.append(Stage(child.draft_budget, len(child.tokens), reason))
-    target.stream.preview(child.tokens)
-    if child.tokens:
-        stages.append(child.tokens)
+    text.drafter.add("thought", text.thinking.thought)
+    if text.thinking.open_position == 0:
+        text.drafter.add("prompt", text.prompt)
+    tail = text.thinking.tail
+    for draft in filter(None, [*text.drafts, text.prediction]):
+        text.drafter.add_draft(draft if tuple(draft[: len(tail)]) == tail else [*tail, *draft])
 
 
-def drop_child(target: TargetState) -> None:
-    """Back to one row. The parent waits for it."""
-    with target.metrics.timed("drafting_exposed"):
-        target.drop_child()
+def arrange_rows(target: Target, texts: list[TextState]) -> None:
+    """The cache forgets what was rejected; rows of texts that are done and of ended children go, new children come."""
+    if target.batch_size > 1 and all(text.done for text in texts):
+        return
+    kept = [text for text in texts if not text.done] or texts
+    children = {text.child.row: text for text in kept if text.child is not None}
+    new = [row for row in children if row not in target.rows]
+    rows = [text.row for text in kept] + [row for row in children if row in target.rows]
+    changes = new or len(rows) < len(target.rows)
+    with target.metrics.timed("drafting_exposed") if changes else nullcontext():
+        target.keep(rows)
+        if not new:
+            return
+        try:
+            target.fork(new)
+        except torch.OutOfMemoryError:
+            for row in new:
+                children[row].metrics.stages.append(Stage(children[row].child.draft_budget, 0, "out_of_memory"))
+                children[row].child = None

@@ -8,6 +8,8 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from .target import Row
+
 
 @dataclass
 class Draft:
@@ -77,6 +79,7 @@ class Child:
     It has its own random generator, and calls only processors that have no state: nothing of the parent's is touched.
 
     Args:
+        row (`Row`): its text, forked from the parent's.
         draft_budget (`int`): thinking tokens before the fork.
         forced_close (`Sequence[int]`): the tokens that close the thought; they are not chosen.
         logits_processor (`LogitsProcessorList`): of the parent, see [`child_processors`].
@@ -88,6 +91,7 @@ class Child:
 
     def __init__(
         self,
+        row: Row,
         draft_budget: int,
         forced_close,
         logits_processor: LogitsProcessorList,
@@ -96,6 +100,7 @@ class Child:
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ):
+        self.row = row
         self.draft_budget = draft_budget
         self.tokens: list[int] = []  # the draft, without the close
         self.ended_by = ""
@@ -106,28 +111,29 @@ class Child:
         self._temperature = temperature
         self._generator = generator
 
-    def choose(self, ids: torch.LongTensor, logits: torch.FloatTensor) -> int:
+    def choose(self, logits: torch.FloatTensor) -> None:
         """
-        The child's next token: the next of the close, or one it picks.
+        Appends the child's next token: the next of the close, or one it picks.
 
         Args:
-            ids (`torch.LongTensor` of shape `(1, sequence_length)`): the child's text so far.
             logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
         """
         if self._forced:
-            return self._forced.pop(0)
+            self.row.append(self._forced.pop(0))
+            return
+        ids = self.row.ids
         scores = self._processors(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
         if self._temperature == 0:
             token = int(scores.argmax(dim=-1))
         else:
             probs = (scores / self._temperature).softmax(dim=-1)
             token = int(torch.multinomial(probs, num_samples=1, generator=self._generator))
+        self.row.append(token)
         self.tokens.append(token)
         if token in self._eos_ids:
             self.ended_by = "eos"
         elif len(self.tokens) == self._max_draft_length:
             self.ended_by = "max_draft_length"
-        return token
 
 
 # transformers' processors that depend on nothing but their arguments: a child can use the parent's own
@@ -160,6 +166,22 @@ _WARPERS = {  # they cut the tail of a distribution: no matter to a greedy child
         "TypicalLogitsWarper",
     )
 }
+
+
+# those that do with a row of a batch what they do with it among the others
+ROW_WISE_PROCESSORS = _STATELESS | _WARPERS | {logits_process.TemperatureLogitsWarper}
+
+
+def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """For one row of a batch: a repetition penalty knows how far each row is padded."""
+
+    def of_row(processor):
+        padding = getattr(processor, "prompt_ignore_length", None)
+        if not isinstance(padding, torch.Tensor):
+            return processor
+        return type(processor)(processor.penalty, padding[row : row + 1])
+
+    return LogitsProcessorList(map(of_row, processors))
 
 
 def child_processors(parent: LogitsProcessorList, greedy: bool) -> LogitsProcessorList:

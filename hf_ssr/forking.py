@@ -1,4 +1,4 @@
-"""Rows of a cache: fork one, drop one, and roll back its last tokens; and which cache layers allow it."""
+"""Rows of a cache: fork them, drop them, and roll back their last tokens; and which cache layers allow it."""
 
 from typing import Any
 
@@ -45,14 +45,16 @@ def has_linear_attention(cache: Cache) -> bool:
     return any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
 
 
-def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int]) -> dict[str, Any]:
+def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int], count: int) -> dict[str, Any]:
     """
     Keeps, repeats or drops rows of the cache (in place: it may be the user's own object) and of what goes with it.
 
     Args:
-        cache (`Cache`): holds `batch_size` rows.
-        model_kwargs (`dict`): what `prepare_inputs_for_generation` is given.
+        cache (`Cache`): holds `count` rows.
+        model_kwargs (`dict`): what `prepare_inputs_for_generation` is given; other tensors than those of `count` rows
+            (pixels, ...) stay as they are.
         rows (`list[int]`): the old row of each new one; `[0, 0]` forks, `[0]` drops the child.
+        count (`int`): of rows until now.
 
     Returns:
         `dict`: `model_kwargs` for the new rows.
@@ -61,10 +63,59 @@ def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int]) -> 
     cache.reorder_cache(index)
     selected = dict(model_kwargs)
     for name, value in model_kwargs.items():
-        if isinstance(value, torch.Tensor) and value.ndim > 0:
-            batch_dim = 1 if name == "position_ids" and value.ndim == 3 else 0
-            selected[name] = value.index_select(batch_dim, index.to(value.device))
+        if isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[_batch_dim(name, value)] == count:
+            selected[name] = value.index_select(_batch_dim(name, value), index.to(value.device))
     return selected
+
+
+def _batch_dim(name: str, value: torch.Tensor) -> int:
+    return 1 if name == "position_ids" and value.ndim == 3 else 0
+
+
+def shift_rows(
+    cache: Cache, model_kwargs: dict[str, Any], rows: list[int], excess: list[int], length: int
+) -> dict[str, Any]:
+    """
+    Keeps some rows, each up to an end of its own, so that all end at the same place again: padding goes in front.
+
+    Args:
+        cache (`Cache`): without recurrent states; windows and convolutions recorded the last forward.
+        model_kwargs (`dict`): describe all places of the cache.
+        rows (`list[int]`): the rows to keep.
+        excess (`list[int]`): places of each, from the end of the cache, that it forgets.
+        length (`int`): places from now on.
+
+    Returns:
+        `dict`: `model_kwargs` for the new rows and places.
+    """
+
+    def shifted(values: torch.Tensor, dim: int, size: int, batch_dim: int = 0) -> torch.Tensor:
+        """The last `size` that a row keeps, zeros in front; `values` reach back from the end of the cache."""
+        shape = list(values.shape)
+        shape[batch_dim], shape[dim] = len(rows), size
+        new = values.new_zeros(shape)
+        for place, (row, count) in enumerate(zip(rows, excess, strict=True)):
+            stop = values.shape[dim] - count
+            count = min(size, stop)
+            kept = values.select(batch_dim, row).narrow(dim, stop - count, count)
+            new.select(batch_dim, place).narrow(dim, size - count, count).copy_(kept)
+        return new
+
+    described = dict(model_kwargs)
+    for name in ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"):
+        if (value := described.get(name)) is not None:
+            described[name] = shifted(value, -1, length, _batch_dim(name, value))
+    for layer in cache.layers:
+        if type(layer) is LinearAttentionLayer:
+            for index, states in layer.conv_states.items():
+                layer.conv_states[index] = shifted(states, -1, layer.conv_kernel_size[index])
+        elif type(layer) is not DummyLayer and layer.is_initialized:
+            is_window = isinstance(layer, DynamicSlidingWindowLayer)
+            size = min(length, layer.sliding_window - 1) if is_window else length
+            layer.keys, layer.values = shifted(layer.keys, -2, size), shifted(layer.values, -2, size)
+            if is_window:
+                layer.cumulative_length = length
+    return described
 
 
 class Rollback:
@@ -72,8 +123,8 @@ class Rollback:
     Rolls back the last tokens of a cache, each layer in the way it allows:
 
     - full attention: crop;
-    - sliding windows and convolutions: record what leaves them while this is entered (`with rollback:`), then crop.
-      Only while drafts are verified: recording, a prefill would keep the whole prompt;
+    - sliding windows and convolutions: record what leaves them, then crop. Only while drafts are verified: recording, a
+      prefill would keep the whole prompt;
     - recurrent states, which only go forward: a copy from before the block, so that all of the block is rolled back and
       the tokens to keep have to be fed again, together with what comes next.
 
@@ -88,26 +139,21 @@ class Rollback:
         self._ahead = [_length(layer) - length for layer in self._layers]
         self._states: list[tuple[dict, dict]] | None = None
         self._is_under_way = False
-        self._is_entered = False
+        self._is_recording = False
 
     @property
     def can_roll_back(self) -> bool:
         """Whether tokens of the last forward can be rolled back: no state was copied before a plain step."""
-        return self._is_entered and not (self._recurrent and self._states is None)
+        return self._is_recording and not (self._recurrent and self._states is None)
 
-    def __enter__(self) -> "Rollback":
-        self._is_entered = True
+    def record(self, is_on: bool) -> None:
+        """Whether tokens of the forwards to come can be rolled back."""
+        if self._is_recording and not is_on:
+            self.trim()
+        self._is_recording = is_on
         for layer in self._layers:
-            if hasattr(layer, "record_past") and layer not in self._recurrent:
-                layer.record_past = True
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._is_entered = False
-        self.trim()
-        for layer in self._layers:
-            if hasattr(layer, "record_past"):
-                layer.record_past = False
+            if hasattr(layer, "record_past") and (layer not in self._recurrent or not is_on):
+                layer.record_past = is_on
 
     def begin(self, is_draft: bool) -> None:
         """A forward begins; tokens of it may be rolled back if it verifies a draft."""
@@ -184,7 +230,7 @@ def _copy_of_state(layer: LinearAttentionLayer) -> tuple[dict, dict]:
 
 def _length(layer) -> int:
     """Tokens that the layer holds keys and values of."""
-    return 0 if type(layer) is LinearAttentionLayer else int(layer.get_seq_length())
+    return 0 if type(layer) in (LinearAttentionLayer, DummyLayer) else int(layer.get_seq_length())
 
 
 def _excess(layer, length: int) -> int | None:

@@ -28,7 +28,7 @@ class Stage:
         draft_budget (`int`): thinking tokens before the fork.
         draft_tokens (`int`): tokens that the child drafted, the forced close not counted.
         ended_by (`str`): `"eos"`, `"max_draft_length"`, `"fork"` (the next stage began), `"close"` (the thought ended),
-            `"stop"` (generation ended) or `"out_of_memory"` (the fork found no room).
+            `"stop"` (generation ended) or `"out_of_memory"` (there was no room for the fork, or for its next step).
     """
 
     draft_budget: int
@@ -40,7 +40,8 @@ class Stage:
 class SSRMetrics:
     """
     Counts (tokens, forwards) and times (seconds) of one prompt's generation; rates are properties, `nan` where
-    undefined.
+    undefined. Of a batch: tokens of all prompts, and the forwards and seconds that they share, each counted as the
+    first of drafting, thinking, verify and speculate that some row is in.
 
     Args:
         prompt_tokens, new_tokens, thinking_tokens (`int`): lengths; the thought's closing marker counts as thought.
@@ -61,6 +62,7 @@ class SSRMetrics:
         thinking_budget (`int`, *optional*): the budget in force; `thinking_budget_capped`: whether it was cut to leave
             room for an answer.
         plain_reason (`str`, *optional*): why plain decoding ran instead of SSR.
+        per_row (`list[SSRMetrics]`): of a batch, each row's own tokens, and the forwards that it took part in.
     """
 
     prompt_tokens: int = 0
@@ -84,6 +86,21 @@ class SSRMetrics:
     thinking_budget: int | None = None
     thinking_budget_capped: bool = False
     plain_reason: str | None = None
+    per_row: list["SSRMetrics"] = field(default_factory=list)
+
+    def add_rows(self, rows: list["SSRMetrics"]) -> None:
+        """The tokens of a batch, and its rows."""
+        self.per_row = rows
+        for name in _SUMS:
+            setattr(self, name, sum(getattr(row, name) for row in rows))
+        for row in rows:
+            self.stages += row.stages
+            self.seconds["drafting_exposed"] += row.seconds["drafting_exposed"]
+            for source, count in row.suffix_accepted.items():
+                self.suffix_accepted[source] += count
+        budgets = [row.thinking_budget for row in rows if row.thinking_budget is not None]
+        self.thinking_budget = max(budgets, default=None)
+        self.thinking_budget_capped = any(row.thinking_budget_capped for row in rows)
 
     @contextmanager
     def timed_forward(self, phase: str, rows: int, tokens: int, device: torch.device) -> Iterator[None]:
@@ -217,7 +234,7 @@ class SSRMetrics:
     def to_dict(self) -> dict:
         """Counts, times and rates for JSON; an undefined rate is `None`."""
         rates = {name: getattr(self, name) for name in _DERIVED}
-        values = {**asdict(self), **rates}
+        values = {**asdict(self), **rates, "per_row": [row.to_dict() for row in self.per_row]}
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
     def __str__(self) -> str:
@@ -227,6 +244,8 @@ class SSRMetrics:
         if self.plain_reason is not None:
             yield "plain decoding", self.plain_reason
             return
+        if self.per_row:
+            yield "rows", f"{len(self.per_row)}, each in `per_row`"
         yield "tokens", f"{self.prompt_tokens} prompt, {self.thinking_tokens} thought, {self.answer_tokens} answer"
         if self.thinking_budget is not None:
             yield "thinking budget", f"{self.thinking_budget}{' (cut to fit)' if self.thinking_budget_capped else ''}"
@@ -255,4 +274,15 @@ def _listed(values: dict[str, float], form: str) -> str:
     return ", ".join(f"{value:{form}} {name}" for name, value in values.items() if value) or "none"
 
 
+_SUMS = (
+    "prompt_tokens",
+    "new_tokens",
+    "thinking_tokens",
+    "rounds",
+    "drafted_tokens",
+    "prefix_accepted",
+    "lookups",
+    "hits",
+)
+_SUMS += ("recovered_tokens", "bonus_tokens", "plain_tokens")
 _DERIVED = tuple(name for name, value in vars(SSRMetrics).items() if isinstance(value, property))

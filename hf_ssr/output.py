@@ -18,7 +18,7 @@ class SSROutput(GenerateDecoderOnlyOutput):
         sequences (`torch.LongTensor` of shape `(batch_size, sequence_length)`): prompt and new tokens.
         scores, logits (`tuple[torch.FloatTensor]`, *optional*): one `(batch_size, vocab_size)` a new token, if asked
             for.
-        cache (`Cache`, *optional*): holds all but the last token of `sequences`.
+        cache (`Cache`, *optional*): holds all but the last token of `sequences`; `None` for a batch.
         metrics ([`SSRMetrics`]): what was counted.
     """
 

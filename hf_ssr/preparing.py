@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LogitsProcessorList, StoppingCriteriaList
+from transformers import AutoTokenizer, DynamicCache, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+)
 from transformers.generation.utils import GenerationMixin
 from transformers.utils import logging
 
 from .config import SSRConfig, not_applicable
+from .drafting import ROW_WISE_PROCESSORS
 from .forking import has_linear_attention, unsupported_cache
 from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
@@ -22,6 +29,10 @@ from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState
 
 logger = logging.get_logger(__name__)
 
+# a recurrent layer is told from a convolution only in its first forward, but by its name before
+WINDOWED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "conv"}
+ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+
 
 @dataclass
 class Preparation:
@@ -29,18 +40,31 @@ class Preparation:
     What [`prepare`] found out.
 
     Args:
-        thinking ([`ThinkingState`]): of the prompt.
+        thinking (`list[ThinkingState]`): of each row's prompt.
+        predictions (`list[list[int]]`): for each row, from `prediction_ids`.
+        prompt_tokens (`list[int]`): of each row, padding not counted.
         plain_reason (`str`, *optional*): why SSR does not apply.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): the one that was found.
     """
 
-    thinking: ThinkingState
+    thinking: list[ThinkingState]
+    predictions: list[list[int]]
+    prompt_tokens: list[int]
     plain_reason: str | None
     tokenizer: Any = None
 
 
 def prepare(
-    model, input_ids: torch.LongTensor, config: SSRConfig, tokenizer, model_kwargs: dict[str, Any], synced_gpus: bool
+    model,
+    input_ids: torch.LongTensor,
+    config: SSRConfig,
+    tokenizer,
+    stream: Stream,
+    synced_gpus: bool,
+    *,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    **model_kwargs,
 ) -> Preparation:
     """
     Checks settings against model and prompt, and finds the thinking markers.
@@ -50,8 +74,10 @@ def prepare(
         input_ids (`torch.LongTensor` of shape `(batch_size, prompt_length)`): the prompt.
         config ([`SSRConfig`]): prepared by `generate`.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): as given to `generate`.
-        model_kwargs (`dict`): what the model's forward will be given.
+        stream ([`Stream`]): of the call.
         synced_gpus (`bool`): whether ranks must run equally many forwards.
+        logits_processor, stopping_criteria: as `generate` prepares them.
+        model_kwargs (`dict`): what the model's forward will be given.
 
     Raises:
         `ValueError`: for an empty prompt, ids out of range, markers that are needed and unknown, or, under `strict`,
@@ -59,7 +85,10 @@ def prepare(
     """
     if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
         raise ValueError("`input_ids` is empty: SSR needs a prompt of at least one token.")
-    reason = _why_plain(model, input_ids, config, model_kwargs, synced_gpus)
+    reason = _why_plain(model, config, model_kwargs, synced_gpus)
+    if reason is None and len(input_ids) > 1:
+        reason = _why_batch_is_plain(model, config, stream, logits_processor, stopping_criteria, model_kwargs)
+    predictions = _predictions(config, len(input_ids))
     markers, tokenizer = _find_markers(model, config, tokenizer)
     _validate_ids(model, config, markers)
     most = config.max_length - input_ids.shape[1]
@@ -80,15 +109,30 @@ def prepare(
         )
     if reason is not None:
         not_applicable(config, reason)
-    return Preparation(thinking, reason, tokenizer)
+    mask = model_kwargs.get("attention_mask")
+    is_padding = len(input_ids) > 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2
+    prompt_tokens = mask.sum(dim=-1).tolist() if is_padding else [input_ids.shape[1]] * len(input_ids)
+    return Preparation(states, predictions, prompt_tokens, reason, tokenizer)
 
 
-def _why_plain(model, input_ids, config: SSRConfig, model_kwargs: dict[str, Any], synced_gpus: bool) -> str | None:
+def _predictions(config: SSRConfig, rows: int) -> list[list[int]]:
+    """Of each row: one for all, or one for each prompt, whose `num_return_sequences` rows follow each other."""
+    given = config.prediction_ids or []
+    if not given or not isinstance(given[0], (list, tuple)):
+        return [list(given)] * rows
+    prompts = rows // (config.num_return_sequences or 1)
+    if len(given) != prompts:
+        raise ValueError(
+            f"`prediction_ids` holds {len(given)} lists, but the batch has {prompts} prompts: give one list for each "
+            "(`[]` = none), or one flat list for all."
+        )
+    return [list(given[row * prompts // rows]) for row in range(rows)]
+
+
+def _why_plain(model, config: SSRConfig, model_kwargs: dict[str, Any], synced_gpus: bool) -> str | None:
     """Why plain decoding must run, or `None`."""
     if model.config.is_encoder_decoder:
         return "the model is an encoder-decoder"
-    if input_ids.shape[0] > 1:
-        return f"the batch size is {input_ids.shape[0]} (`num_return_sequences` counts), and only 1 is supported"
     if model_kwargs.get("inputs_embeds") is not None:
         return "the prompt is given as `inputs_embeds`"
     if synced_gpus:
@@ -103,6 +147,31 @@ def _why_plain(model, input_ids, config: SSRConfig, model_kwargs: dict[str, Any]
     if reason is None and (model._is_stateful or has_linear_attention(cache)) and not reads_blocks(model):
         return f"{type(model).__name__} does not read several tokens at once as it reads them one by one"
     return reason
+
+
+def _why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, model_kwargs) -> str | None:
+    """The same for a batch. Each row goes its own way, so what sees all rows at once cannot be asked about one."""
+    cache = model_kwargs["cache"]
+    if type(cache) is not DynamicCache or getattr(cache, "_is_user_defined", False):
+        return "a batch (`num_return_sequences` counts) needs a DynamicCache of its own"
+    layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ["unknown"]
+    if model._is_stateful or (has_linear_attention(cache) and not set(layer_types) <= WINDOWED_LAYER_TYPES):
+        return f"in a batch, the recurrent state of {type(model).__name__} would have to go back for each row alone"
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and mask.ndim != 2:
+        return f"in a batch, `attention_mask` must have 2 dimensions, but has {mask.ndim}"
+    for name in ("output_scores", "output_logits"):
+        if getattr(config, name) and config.return_dict_in_generate:
+            return f"`{name}` is set, which is not supported for a batch"
+    if stream.streamer is not None:
+        return "a streamer is given a token of every row at once, and the rows of a batch go on at different times"
+    for given, known in ((processors, ROW_WISE_PROCESSORS), (criteria, ROW_WISE_CRITERIA)):
+        unknown = next((type(each).__name__ for each in given if type(each) not in known), None)
+        if unknown is not None:
+            return f"{unknown} may look at all rows of a batch at once"
+    if any(type(each) is StopStringCriteria for each in criteria) and config._eos_token_tensor is None:
+        return "`stop_strings` without an end-of-text token do not end the rows of a batch one by one"
+    return None
 
 
 def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers | None, Any]:
@@ -162,7 +231,9 @@ def _load_tokenizer(name_or_path: str, stamps: tuple):
 
 def _validate_ids(model, config: SSRConfig, markers: ThinkingMarkers | None) -> None:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    ids = {"prediction_ids": config.prediction_ids or ()}
+    predictions = config.prediction_ids or [()]
+    flat = predictions if isinstance(predictions[0], int) else [i for prediction in predictions for i in prediction]
+    ids = {"prediction_ids": flat}
     if markers is not None:
         ids["thinking_start"] = [i for s in (markers.start.spellings if markers.start else ()) for i in s]
         ids["thinking_end"] = [i for s in markers.end.spellings for i in s]
@@ -189,7 +260,7 @@ def run_plain(
 ):
     """Plain decoding, where SSR does not apply. A thinking budget holds there too. Returns as `ssr_decoding` does."""
     metrics.plain_reason = plan.plain_reason
-    if config.thinking_budget is not None and plan.thinking.markers is not None:
+    if config.thinking_budget is not None and plan.thinking[0].markers is not None:
         budget = ThinkingBudgetLogitsProcessor(
             config,
             prompt_length=input_ids.shape[1],

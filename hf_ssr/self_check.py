@@ -60,12 +60,12 @@ def _try_block(model) -> bool:
         [read(steps, ids[:, t : t + 1], t) for t in range(PROMPT_TOKENS, PROMPT_TOKENS + BLOCK_TOKENS)]
     )
     rollback = Rollback(block, PROMPT_TOKENS)
-    with rollback:
-        rollback.begin(is_draft=True)
-        read(block, wrong, PROMPT_TOKENS)
-        rollback.complete()
-        rollback.roll_back(BLOCK_TOKENS, BLOCK_TOKENS)
-        found = read(block, ids[:, PROMPT_TOKENS:], PROMPT_TOKENS)
+    rollback.record(True)
+    rollback.begin(is_draft=True)
+    read(block, wrong, PROMPT_TOKENS)
+    rollback.complete()
+    rollback.roll_back(BLOCK_TOKENS, BLOCK_TOKENS)
+    found = read(block, ids[:, PROMPT_TOKENS:], PROMPT_TOKENS)
     error = (found - expected).abs().max()
     if model.dtype in TOLERANCE:
         return bool(error <= TOLERANCE[model.dtype] * expected.std())

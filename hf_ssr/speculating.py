@@ -1,47 +1,35 @@
-"""Rounds of speculation: draft, one target forward, verify, forget what was rejected; with any drafter."""
+"""A round of speculation: a draft and its verification by one target forward; with any drafter."""
 
-from .drafting import Draft, Drafter
+import torch
+
+from .drafting import Draft
 from .metrics import SSRMetrics
-from .state import TargetState
+from .state import TextState
 from .verifying import verify_exact
 
 
-def speculate(target: TargetState, drafter: Drafter) -> None:
+def verify(text: TextState, draft: Draft, logits: torch.FloatTensor, needed_forward: bool = True) -> None:
     """
-    Writes on until the text is done or a thought opens. A round without a draft is a plain step.
+    Writes on as far as the draft agrees, and one token further. A round without a draft is a plain step.
 
     Args:
-        target ([`TargetState`]): one row, no child.
-        drafter ([`Drafter`]): proposes; is told every token.
+        text ([`TextState`]): outside its thought.
+        draft ([`Draft`]): proposed tokens.
+        logits (`torch.FloatTensor` of shape `(1, draft_length + 1, vocab_size)`): what the target says after the text,
+            and after each draft token.
+        needed_forward (`bool`): whether there was one; the prefill yields the first token.
     """
-    with target.rollback:
-        try:
-            while not (target.done or target.thinking.open):
-                round_of_speculation(target, drafter)
-        finally:
-            target.settle()
+    choices = text.choices(logits)
 
+    def next_token(kept: int) -> tuple[int, bool]:
+        token = next(choices)
+        text.emit(token)
+        text.drafter.observe(token)
+        return token, not (text.done or text.thinking.open)
 
-def round_of_speculation(target: TargetState, drafter: Drafter) -> None:
-    """One draft and its verification: one target forward."""
-    is_prefilled = target.has_logits  # the first token needs no forward, and so no draft
-    # the forward also yields the token behind the draft
-    draft = Draft() if is_prefilled else drafter.propose(min(drafter.num_draft_tokens, target.room - 1))
-    phase = "verify" if draft.is_prefix else "speculate"
-    with target.metrics.timed(phase):
-        logits = target.forward(phase, draft.ids)
-        choices = target.choices(logits)
-
-        def next_token(kept: int) -> tuple[int, bool]:
-            token = next(choices)
-            target.emit(token)
-            drafter.observe(token)
-            return token, not (target.done or target.thinking.open)
-
-        kept, followed = verify_exact(draft.ids, next_token)
-        target.roll_back_rejected()
-    _count(target.metrics, draft, kept, followed)
-    target.metrics.lookups += not (draft.is_prefix or is_prefilled)
+    kept, followed = verify_exact(draft.ids, next_token)
+    _count(text.metrics, draft, kept, followed)
+    text.metrics.lookups += needed_forward and not draft.is_prefix
 
 
 def _count(metrics: SSRMetrics, draft: Draft, kept: int, followed: bool) -> None:

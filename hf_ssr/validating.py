@@ -63,9 +63,10 @@ def _validate_drafts(config) -> None:
         raise ValueError(
             f"`draft_budgets`={budgets!r} and `draft_interval`={config.draft_interval!r} exclude each other: set one."
         )
-    if config.prediction_ids is not None and not _is_ids(config.prediction_ids):
+    given = config.prediction_ids
+    if given is not None and not _is_ids(given) and not (isinstance(given, (list, tuple)) and all(map(_is_ids, given))):
         raise ValueError(
-            f"`prediction_ids` must be one flat list of token ids, but is {_short(config.prediction_ids)}."
+            f"`prediction_ids` must be a list of token ids, or of such lists, one a prompt, but is {_short(given)}."
         )
     sources = config.sources
     if sources is None:

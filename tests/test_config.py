@@ -43,7 +43,7 @@ MARKERS = {"thinking_start": [], "thinking_end": [9]}
         ({"sources": ["prompt"], "draft_budgets": [4]}, "`draft_budgets`=.4. needs drafts.*add 'draft' to `sources`"),
         ({"sources": [], "draft_interval": 4}, "`draft_interval`=4 needs drafts"),
         ({"sources": ["prompt"], "prediction_ids": [4]}, "`prediction_ids`"),
-        ({"prediction_ids": ["a"]}, "`prediction_ids` must be one flat list of token ids"),
+        ({"prediction_ids": ["a"]}, "`prediction_ids` must be a list of token ids, or of such lists"),
         ({"prediction_ids": [-4]}, "`prediction_ids`"),
         ({"draft_temperature": -0.1}, "`draft_temperature`"),
         ({"draft_seed": -1}, "`draft_seed`"),
@@ -221,7 +221,6 @@ def test_other_strategies_run_instead(model, settings, route):
 
 
 PLAIN = {
-    "the batch size is 2": {"num_return_sequences": 2, "do_sample": True},
     "there is no cache": {"use_cache": False},
     "`output_attentions` is set": {"output_attentions": True},
     "`output_hidden_states` is set": {"output_hidden_states": True},

@@ -17,6 +17,7 @@ LEVELS = [
     ["decoding"],
     ["preparing"],
     ["scheduling", "speculating"],
+    ["state"],
     ["drafter_suffix"],
     ["drafting"],
 ]

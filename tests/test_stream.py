@@ -234,6 +234,30 @@ def test_out_of_memory_while_forking(plain_and_model, monkeypatch):
     assert rows_of(output.cache) == {1}
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_out_of_memory_beside_a_child(model, rows):
+    """In the middle of a two-row step: the parents think on alone, and the drafts so far are used."""
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    steps = []
+
+    def fail_once(module, args, kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        steps.append(len(hidden) > rows)
+        if steps[-1] and sum(steps) == 4:
+            raise torch.OutOfMemoryError("no room")
+
+    handle = model.model.layers[1].register_forward_pre_hook(fail_once, with_kwargs=True)
+    try:
+        config = config_of(plain, draft_budgets=[2], prediction_ids=None, return_dict_in_generate=True)
+        output = run(model, plain.ids.repeat(rows, 1), {}, generation_config=config)
+    finally:
+        handle.remove()
+    assert torch.equal(output.sequences, plain.sequences.repeat(rows, 1))
+    assert {(s.ended_by, s.draft_tokens) for s in output.metrics.stages} == {("out_of_memory", 3)}
+    assert len(output.metrics.stages) == rows
+    assert rows > 1 or rows_of(output.cache) == {1}
+
+
 @pytest.mark.parametrize("route", ["mode", "callable"])
 def test_refused_settings_end_the_stream(model, route):
     """A reader in another thread must not wait for ever for a call that was refused."""

@@ -7,6 +7,7 @@ import torch
 import transformers
 from accelerate import disk_offload
 from conftest import build_once, plain_run, run
+from peft import LoraConfig, get_peft_model
 from tiny_models import VOCAB_SIZE, build, prompt_ids
 
 from hf_ssr import SSRConfig
@@ -39,6 +40,20 @@ def qwen3_5_with_images():
     )
     torch.manual_seed(0)
     return lively(transformers.Qwen3_5ForConditionalGeneration(config)).double()
+
+
+def qwen3_vl():
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    config = transformers.Qwen3VLConfig(
+        text_config=TEXT | {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
+        vision_config=vision | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        image_token_id=IMAGE,
+        video_token_id=151,
+        vision_start_token_id=IMAGE_START,
+        vision_end_token_id=IMAGE_END,
+    )
+    torch.manual_seed(0)
+    return lively(transformers.Qwen3VLForConditionalGeneration(config)).double()
 
 
 def llama4():
@@ -86,6 +101,50 @@ def test_an_image_in_the_prompt(sampling):
     assert output.metrics.stages and output.metrics.accepted_tokens > 20
 
 
+def test_images_in_some_prompts_of_a_batch():
+    """Positions of shape `(3, batch_size, sequence_length)`, and fewer images than rows."""
+    model = qwen3_vl()
+    vision = model.config.vision_config
+    patches, text = 16, prompt_ids(12)[0].tolist()
+    image = [IMAGE_START, *[IMAGE] * (patches // vision.spatial_merge_size**2), IMAGE_END]
+    rows = [text[:5] + image + text[5:], text, text[4:11]]
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    pixels = torch.randn(patches, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inputs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    inputs |= {"mm_token_type_ids": (ids == IMAGE).long(), "attention_mask": (ids != 0).long()}
+    settings = {"max_new_tokens": 40, "repetition_penalty": 1.2, "do_sample": False}
+    expected = run(model, ids, settings, **inputs)
+    assert all(len(set(row)) >= 12 for row in expected[:, width:].tolist())
+    config = SSRConfig(
+        thinking_start=[],
+        thinking_end=[[row[12]] for row in expected[:, width:].tolist()],
+        draft_budgets=[2],
+        prediction_ids=[[*row[13:20], 5, *row[21:]] for row in expected[:, width:].tolist()],
+        return_dict_in_generate=True,
+        **settings,
+    )
+    output = run(model, ids, {}, generation_config=config, **inputs)
+    assert output.metrics.plain_reason is None and output.metrics.accepted_tokens > 20
+    assert torch.equal(output.sequences, expected)
+
+
+def test_chunked_attention_in_a_batch():
+    model = llama4()
+    ids = torch.cat([torch.nn.functional.pad(prompt_ids(n, n), (20 - n, 0)) for n in (20, 11, 5)])
+    mask = torch.stack([(torch.arange(20) >= 20 - n).long() for n in (20, 11, 5)])
+    settings = {"max_new_tokens": 40, "repetition_penalty": 1.2, "do_sample": False, "attention_mask": mask}
+    expected = run(model, ids, settings)
+    answers = [[*row[12:20], 5, *row[21:]] for row in expected[:, 20:].tolist()]
+    ends = [[row[11]] for row in expected[:, 20:].tolist()]
+    config = SSRConfig(thinking_start=[], thinking_end=ends, prediction_ids=answers, draft_budgets=[2])
+    config.update(**{**settings, "return_dict_in_generate": True})
+    output = run(model, ids, {"attention_mask": mask}, generation_config=config)
+    assert output.metrics.plain_reason is None and output.metrics.accepted_tokens > 20
+    assert torch.equal(output.sequences, expected)
+
+
 def test_chunked_attention():
     model = llama4()
     plain = plain_run(model, {"max_new_tokens": 60, "repetition_penalty": 1.2, "do_sample": False})
@@ -124,5 +183,18 @@ def test_weights_offloaded_by_accelerate(architecture, tmp_path):
     disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
     assert next(model.parameters()).device.type == "meta"
     output = run(model, plain.ids, {}, generation_config=config_for(plain.new, plain.close, plain.settings))
+    assert torch.equal(output.sequences, plain.sequences)
+    assert output.metrics.stages and output.metrics.accepted_tokens > 20
+
+
+def test_a_lora_adapter():
+    """Its weights are in the target's forwards, drafts and blocks too; another adapter, another text."""
+    model = build("qwen3")
+    base = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    torch.manual_seed(1)
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=32, init_lora_weights=False, target_modules=["q_proj"]))
+    plain = plain_run(adapted.double().eval(), {"max_new_tokens": 60, "do_sample": False})
+    assert not torch.equal(plain.sequences, base.sequences)
+    output = run(adapted, plain.ids, {}, generation_config=config_for(plain.new, plain.close, plain.settings))
     assert torch.equal(output.sequences, plain.sequences)
     assert output.metrics.stages and output.metrics.accepted_tokens > 20

@@ -1,0 +1,232 @@
+"""The target: the model, its cache, and the rows in it. What a forward is given, and what the cache keeps of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from .forking import Rollback, select_rows, shift_rows
+from .metrics import SSRMetrics
+
+
+class Row:
+    """
+    A text and how much of it its row of the cache holds.
+
+    Args:
+        ids (`torch.LongTensor` of shape `(1, length)`): the text so far.
+        origin (`Row`, *optional*): the row that it was forked from.
+    """
+
+    def __init__(self, ids: torch.LongTensor, origin: "Row | None" = None):
+        self.length = ids.shape[1]
+        self.cached = 0 if origin is None else origin.cached  # tokens of the text that the cache holds
+        self.origin = origin
+        self._ids = ids.new_zeros((1, self.length + 1024))
+        self._ids[:, : self.length] = ids
+
+    @property
+    def ids(self) -> torch.LongTensor:
+        """The text so far, shape `(1, length)`."""
+        return self._ids[:, : self.length]
+
+    @property
+    def last(self) -> torch.LongTensor:
+        """The last token, shape `(1,)`."""
+        return self._ids[0, self.length - 1 : self.length]
+
+    def append(self, token: int) -> None:
+        """The text grows by one token."""
+        if self.length == self._ids.shape[1]:
+            self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], dim=1)
+        self._ids[0, self.length] = token
+        self.length += 1
+
+    def fork(self) -> "Row":
+        """A row with the same text, which is not in the cache yet."""
+        return Row(self.ids, self)
+
+
+class Target:
+    """
+    The model and one cache for all rows. Rows end at the same place of the cache; in front of a shorter one is padding.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        input_ids (`torch.LongTensor` of shape `(batch_size, prompt_length)`): the prompts, padded on the left.
+        config (`GenerationConfig`): as `generate` prepares it.
+        metrics ([`SSRMetrics`]): counts forwards and seconds.
+        model_kwargs (`dict`): as `generate` prepares them.
+    """
+
+    def __init__(
+        self,
+        model,
+        input_ids: torch.LongTensor,
+        config: GenerationConfig,
+        metrics: SSRMetrics,
+        model_kwargs: dict[str, Any],
+    ):
+        self.model = model
+        self.config = config
+        self.metrics = metrics
+        self.model_kwargs = model_kwargs
+        self.rows = [Row(ids) for ids in input_ids.split(1)]
+        self.batch_size, self._width = input_ids.shape
+        self._fed = dict.fromkeys(self.rows, self._width)  # tokens of each row in the last forward, `_width` wide
+        self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
+        self._block_kwargs = model_kwargs  # those of the last forward
+        self._next_logits: torch.Tensor | None = None
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the next tokens can be picked without a forward: only after the prefill."""
+        return self._next_logits is not None
+
+    def prefill(self) -> None:
+        """The forward over the prompts."""
+        ids = torch.cat([row.ids for row in self.rows])
+        with self.metrics.timed_forward("prefill", len(self.rows), self._width, ids.device):
+            outputs = self.model._prefill(ids, self.config, self.model_kwargs, is_first_iteration=True)
+        self.cache = self.model_kwargs["cache"] = outputs.cache
+        self._next_logits = outputs.logits[:, -1:]
+        self.rollback = Rollback(self.cache, self._width)
+        for row in self.rows:
+            row.cached = row.length
+
+    def forward(
+        self, phase: str, drafts: Mapping[Row, Sequence[int]], recording: bool = True
+    ) -> dict[Row, torch.Tensor]:
+        """
+        One forward over what the cache does not hold of each row yet, and over a draft behind it. Shorter rows are
+        filled up behind their tokens, where these do not see it, and which is rolled back.
+
+        Args:
+            phase (`str`): of the metrics.
+            drafts (`Mapping[Row, Sequence[int]]`): proposed tokens of rows that have any.
+            recording (`bool`): whether tokens of this forward may have to be rolled back.
+
+        Returns:
+            `dict[Row, torch.FloatTensor]`: of each row, shape `(1, draft_length + 1, vocab_size)`: what comes after the
+            text, and after each draft token.
+        """
+        if self._next_logits is not None:  # left over from the prefill
+            logits, self._next_logits = self._next_logits, None
+            return dict(zip(self.rows, logits.split(1), strict=True))
+        self.rollback.record(recording)
+        drafts = {row: drafts.get(row, ()) for row in self.rows}
+        texts = {row: row.length - row.cached for row in self.rows}
+        fed = {row: texts[row] + len(draft) for row, draft in drafts.items()}
+        width = max(fed.values())
+        block = self.rows[0].ids.new_zeros((len(self.rows), width))
+        for place, (row, draft) in enumerate(drafts.items()):
+            block[place, : texts[row]] = row.ids[0, row.cached :]
+            if draft:
+                block[place, texts[row] : fed[row]] = block.new_tensor(draft)
+        begin = min(texts.values())
+        self._describe(self._end + begin)
+        logits = self._feed(phase, block, fed, keep=width - begin + 1)
+        return {
+            row: logits[place : place + 1, texts[row] - begin : fed[row] - begin + 1]
+            for place, row in enumerate(self.rows)
+        }
+
+    def _feed(self, phase: str, block: torch.LongTensor, fed: dict[Row, int], keep: int) -> torch.Tensor:
+        """A forward over a block of shape `(rows, width)`; the logits of its last `keep` places."""
+        width = block.shape[1]
+        kwargs = self._extended(self.model_kwargs, self._end + width - self._described)
+        inputs = self.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
+        if "logits_to_keep" in inputs:  # set last: some models overwrite it while preparing
+            inputs["logits_to_keep"] = keep
+        is_draft = any(row.cached + count > row.length for row, count in fed.items())
+        self.rollback.begin(is_draft)
+        with self.metrics.timed_forward(phase, *block.shape, block.device):
+            outputs = self.model(**inputs, return_dict=True)
+        self.rollback.complete()
+        for row, count in fed.items():
+            row.cached += count
+        self._width, self._fed, self._block_kwargs = width, fed, kwargs
+        self._end += width
+        return outputs.logits[:, -keep:]
+
+    def undo_forward(self) -> bool:
+        """Puts the cache back to before a forward that failed on its way; `False` if some layer cannot go back."""
+        return self.rollback.abandon(self._end)
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """The cache forgets every other row, rejected draft tokens, and what filled rows up."""
+        excess = {row: self._width - self._fed[row] + max(0, row.cached - (row.length - 1)) for row in rows}
+        if len(set(excess.values())) == 1:
+            if len(rows) < len(self.rows):
+                self._select([self.rows.index(row) for row in rows])
+                self.rows = list(rows)
+            count = self.rollback.roll_back(next(iter(excess.values())), self._width)
+            for row in rows:
+                row.cached -= max(0, count - (self._width - self._fed[row]))
+            self._end -= count
+        else:
+            kwargs = dict(self._block_kwargs)
+            if kwargs.get("attention_mask") is None:  # dropped by `generate` where nothing is padded
+                kwargs["attention_mask"] = rows[0].ids.new_ones((len(self.rows), self._end))
+            places = [self.rows.index(row) for row in rows]
+            for row in rows:
+                row.cached = min(row.cached, row.length - 1)
+            self._end = self._described = max(row.cached for row in rows)
+            self.model_kwargs = shift_rows(self.cache, kwargs, places, list(excess.values()), self._end)
+            self.rows = list(rows)
+        self._width, self._fed = 0, dict.fromkeys(self.rows, 0)  # all that is left is text
+
+    def fork(self, rows: Sequence[Row]) -> None:
+        """
+        New rows, forked from rows of the cache.
+
+        Raises:
+            `torch.OutOfMemoryError`: if they do not fit; none of them is there then.
+        """
+        places = list(range(len(self.rows)))
+        try:
+            self._select(places + [self.rows.index(row.origin) for row in rows])
+        except torch.OutOfMemoryError:
+            self._select(places)  # some layers may have all rows already
+            raise
+        self.rows += rows
+        self._fed = dict.fromkeys(self.rows, 0)
+
+    def settle(self) -> None:
+        """Leaves the cache of one text as plain `generate` leaves it: one row, all of the text but its last token."""
+        if self.batch_size == 1:
+            self._settle_one()
+        self.rollback.record(False)
+
+    def _settle_one(self) -> None:
+        row = self.rows[0]
+        if len(self.rows) > 1:
+            self._select([0])
+            self.rows = [row]
+        if not self.undo_forward():
+            return
+        if self.rollback.can_roll_back and not self.has_logits:
+            self.keep([row])
+        is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
+        if is_kept and row.cached < row.length - 1:
+            missing = row.ids[:, row.cached : row.length - 1].clone()
+            self._feed("speculate", missing, {row: missing.shape[1]}, keep=1)
+
+    def _select(self, places: list[int]) -> None:
+        self._describe(self._end)
+        self.model_kwargs = select_rows(self.cache, self.model_kwargs, places, len(self.rows))
+
+    def _describe(self, end: int) -> None:
+        """Lets `model_kwargs` (positions, mask) describe the places before `end`."""
+        if end > self._described:
+            self.model_kwargs = self._extended(self.model_kwargs, end - self._described)
+            self._described = end
+
+    def _extended(self, model_kwargs: dict[str, Any], count: int) -> dict[str, Any]:
+        """`model_kwargs` that describe `count` tokens more, or fewer if it is negative."""
+        if count >= 0:
+            return self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
+        names = ("position_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+        cut = {name: model_kwargs[name][..., :count] for name in names if model_kwargs.get(name) is not None}
+        return {**model_kwargs, **cut}
