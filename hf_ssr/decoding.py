@@ -154,6 +154,7 @@ def think(text: TextState, logits: dict[Row, torch.FloatTensor], schedule: ForkS
         child_logits = logits[text.child.row][:, -1] if text.child.row in logits else own_logits
         with text.metrics.timed("drafting_exposed"):  # the parent waits for it
             text.child.choose(child_logits)
+            text.stream.preview(text.child.tokens)
     text.emit(token)
     if text.child is not None and text.child.ended_by:
         text.end_stage(text.child.ended_by)

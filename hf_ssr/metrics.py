@@ -52,6 +52,8 @@ class SSRMetrics:
         suffix_accepted (`dict[str, int]`): draft tokens accepted later, by the source they were drafted from.
         recovered_tokens, bonus_tokens, plain_tokens (`int`): tokens of the model itself: replacing a rejected draft
             token, after a fully accepted draft, and from steps without a draft.
+        spans (`list`): the new tokens in order as runs of [source, count]: `"model"`, `"prefix"` (of a draft, before
+            the first mismatch), or `"draft"`, `"thought"`, `"prompt"`, `"answer"` (past a mismatch).
         lookups, hits (`int`): steps of the answer past the first mismatch; those in which a draft token was accepted.
         forwards (`dict[str, int]`): target forwards by phase.
         shapes (`dict[str, list]`): forwards after the prefill by rows x tokens: how many, and their seconds.
@@ -76,6 +78,7 @@ class SSRMetrics:
     recovered_tokens: int = 0
     bonus_tokens: int = 0
     plain_tokens: int = 0
+    spans: list[list] = field(default_factory=list)
     lookups: int = 0
     hits: int = 0
     forwards: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
@@ -101,6 +104,12 @@ class SSRMetrics:
         budgets = [row.thinking_budget for row in rows if row.thinking_budget is not None]
         self.thinking_budget = max(budgets, default=None)
         self.thinking_budget_capped = any(row.thinking_budget_capped for row in rows)
+
+    def add_token(self, source: str) -> None:
+        """The next new token comes from there."""
+        if not self.spans or self.spans[-1][0] != source:
+            self.spans.append([source, 0])
+        self.spans[-1][1] += 1
 
     @contextmanager
     def timed_forward(self, phase: str, rows: int, tokens: int, device: torch.device) -> Iterator[None]:

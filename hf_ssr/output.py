@@ -29,8 +29,8 @@ class Stream:
     """
     A streamer that is ended exactly once, however generation ends: its reader must not wait for ever.
 
-    Tokens pass through `put` one by one, in the shapes of plain `generate`. Drafts are shown only to a streamer that
-    has transformers' `put_draft`.
+    Tokens pass through `put` one by one, in the shapes of plain `generate`. A child's draft is shown as it grows, but
+    only to a streamer that has transformers' `put_draft`.
     """
 
     def __init__(self, streamer=None):
@@ -48,7 +48,7 @@ class Stream:
             self.streamer.put(tokens.cpu())
 
     def preview(self, draft: list[int]) -> None:
-        """A draft of the answer, which may yet change."""
+        """A child's draft of the answer so far."""
         if draft and hasattr(self.streamer, "put_draft"):
             self.streamer.put_draft(torch.tensor(draft))
 

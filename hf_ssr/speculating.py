@@ -20,10 +20,12 @@ def verify(text: TextState, draft: Draft, logits: torch.FloatTensor, needed_forw
         needed_forward (`bool`): whether there was one; the prefill yields the first token.
     """
     choices = text.choices(logits)
+    source = "prefix" if draft.is_prefix else draft.source
 
     def next_token(kept: int) -> tuple[int, bool]:
         token = next(choices)
-        text.emit(token)
+        is_accepted = draft.ids[kept : kept + 1] == [token]
+        text.emit(token, source if is_accepted else "model")
         text.drafter.observe(token)
         return token, not (text.done or text.thinking.open)
 

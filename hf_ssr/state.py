@@ -107,9 +107,10 @@ class TextState:
             for position in range(logits.shape[1]):
                 yield self.choose(logits[:, position])
 
-    def emit(self, token: int) -> None:
-        """Appends the next token; the text may be done after it."""
+    def emit(self, token: int, source: str = "model") -> None:
+        """Appends the next token, which was drafted from `source`; the text may be done after it."""
         self.row.append(token)
+        self.metrics.add_token(source)
         self.thinking.push(token)
         self.done = bool(self.stopping_criteria(self.row.ids, self.scores).all())
         self.stream.put(self.row.last.clone())
@@ -125,7 +126,6 @@ class TextState:
             return
         tokens = self.child.tokens
         self.metrics.stages.append(Stage(self.child.draft_budget, len(tokens), reason))
-        self.stream.preview(tokens)
         if tokens:
             self.drafts.append(tokens)
         self.child = None

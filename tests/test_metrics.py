@@ -1,5 +1,7 @@
 """What is counted adds up, prints, and goes to JSON."""
 
+import collections
+import itertools
 import json
 import math
 
@@ -8,6 +10,7 @@ from conftest import plain_run, run
 
 from hf_ssr import SSRConfig, SSRMetrics
 from hf_ssr.metrics import PHASES
+from hf_ssr.validating import SOURCES
 
 
 @pytest.fixture
@@ -37,6 +40,20 @@ def test_counts_add_up(metrics):
     assert 1 + metrics.forwards["thinking"] + metrics.forwards["drafting"] == metrics.thinking_tokens
     assert sum(count for count, _ in metrics.shapes.values()) == metrics.target_forwards - 1
     assert [s.draft_budget for s in metrics.stages] == [5]
+
+
+def test_spans(metrics):
+    """Where each token comes from adds up to what was counted."""
+    counts = collections.Counter()
+    for source, count in metrics.spans:
+        counts[source] += count
+    assert all(a[0] != b[0] for a, b in itertools.pairwise(metrics.spans))
+    assert counts.total() == metrics.new_tokens
+    assert counts.pop("prefix", 0) == metrics.prefix_accepted
+    assert metrics.spans[0][0] == "model" and metrics.spans[0][1] >= metrics.thinking_tokens
+    own = metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens
+    assert counts.pop("model") == metrics.thinking_tokens + own
+    assert {**dict.fromkeys(SOURCES, 0), **counts} == metrics.suffix_accepted
 
 
 def test_times_add_up(metrics):

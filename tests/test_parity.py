@@ -113,6 +113,7 @@ def test_same_tokens(architecture, sampling, condition, tokenizer, count_forward
         assert not any(getattr(layer, "record_past", False) for layer in output.cache.layers)
         accounted = metrics.accepted_tokens + metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens
         assert metrics.answer_tokens == accounted == len(answer)
+        assert sum(count for source, count in metrics.spans if source == "prefix") == metrics.prefix_accepted
         if kind == "child":
             assert sum(rows == 2 for rows, _ in counter.shapes) == metrics.forwards["drafting"] > 0
         elif kind == "truth":
