@@ -18,7 +18,6 @@ DEFAULTS = {
     "num_draft_tokens": 16,
     "min_match_length": 2,
     "sources": SOURCES,
-    "draft_temperature": 0.0,
     "draft_seed": 0,
     "strict": False,
 }
@@ -76,17 +75,21 @@ class SSRConfig(GenerationConfig):
             What is appended when a thought is cut, in a draft or at the thinking budget. Must contain `thinking_end`.
             Without it: the way the model itself closes (`\\n</think>\\n\\n`).
         verify (`str`, *optional*, default `"exact"`):
-            Rule that accepts draft tokens; the only one so far keeps the very tokens of plain `generate`.
+            Rule that accepts draft tokens. `"exact"` keeps the very tokens of plain `generate`. The others matter when
+            sampling, where they accept more: `"speculative"` and `"block"` draw other tokens from the same
+            distribution; `"coupled"` draws tokens that depend on the seed alone, whatever was drafted.
         num_draft_tokens (`int`, *optional*, default 16):
             Most draft tokens in one forward of the target.
         min_match_length (`int`, *optional*, default 2):
             Fewest tokens of the text so far that must match a source before what followed there becomes a draft.
         sources (`list[str]`, *optional*, default `["draft", "thought", "prompt", "answer"]`):
             Where drafts may come from. Without `"draft"` nothing forks; `[]` is plain decoding.
-        draft_temperature (`float`, *optional*, default 0):
-            Temperature of the child; 0 = greedy, which the exact rule accepts most often.
+        draft_temperature (`float`, *optional*):
+            Temperature of the child; 0 = greedy. Without it 0 under the exact rule, which accepts that most often, else
+            the temperature of the output.
         draft_seed (`int`, *optional*, default 0):
-            Seed of the child's own random generator, if it samples. Never changes the output.
+            Seed of the child's own generator, if it samples. Changes no output of the exact and the coupled rule,
+            and of no rule the distribution.
         strict (`bool`, *optional*, default `False`):
             Raise an error where SSR does not apply, instead of a warning and decoding without it.
         prediction_ids (`list[int]` or `list[list[int]]`, *optional*):
@@ -177,6 +180,11 @@ class SSRConfig(GenerationConfig):
         """The value of a setting of SSR, or its default if it is `None`."""
         value = getattr(self, name)
         return DEFAULTS.get(name) if value is None else value
+
+    @property
+    def rule(self) -> str:
+        """The rule that accepts draft tokens: without sampling, they are all one."""
+        return self.setting("verify") if self.do_sample else "exact"
 
     @property
     def forks_on_request(self) -> bool:

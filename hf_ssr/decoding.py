@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 
 from .config import SSRConfig
 from .drafter_suffix import SuffixDrafter
-from .drafting import Child, Draft, child_processors, processors_of_row
+from .drafting import Child, Draft, DraftSampling, child_processors, processors_of_row
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput, Stream
 from .preparing import prepare, run_plain
@@ -88,6 +88,10 @@ def generate_texts(target: Target, texts: list[TextState], schedule: ForkSchedul
         target.prefill()
     try:
         for text in texts:
+            if text.metrics is not target.metrics:
+                text.metrics.forwards["prefill"] = 1
+            if text.config.rule != "exact":
+                text.seed = int(torch.randint(2**62, ()))
             if not text.thinking.open:
                 text.drafter.add_draft(text.prediction)
                 text.drafter.add("prompt", text.prompt)
@@ -110,7 +114,8 @@ def think_on(target: Target, texts: list[TextState], schedule: ForkSchedule) -> 
 def step(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None:
     """One forward for all texts. One that thinks takes a token, and so does its child; any other takes a draft."""
     needs_forward = not target.has_logits  # the prefill yields the first token, without a draft
-    drafts = {text: Draft() if text.thinking.open or not needs_forward else text.propose() for text in texts}
+    room = min(text.room for text in texts)  # shorter rows are filled up, and nothing may lie past `max_length`
+    drafts = {text: Draft() if text.thinking.open or not needs_forward else text.propose(room) for text in texts}
     phases = [_phase(text, draft) for text, draft in drafts.items()]
     phase = next(name for name in ("drafting", "thinking", "verify", "speculate") if name in phases)
     with target.metrics.timed(phase):
@@ -165,21 +170,27 @@ def think(text: TextState, logits: dict[Row, torch.FloatTensor], schedule: ForkS
 
 def fork(text: TextState, thinking_tokens: int) -> Child:
     """A child that goes on from the text with the forced close."""
-    config = text.config
-    temperature = config.setting("draft_temperature")
-    generator = None
-    if temperature > 0:
-        seed = (config.setting("draft_seed") + thinking_tokens) % 2**63
-        generator = torch.Generator(text.row.ids.device).manual_seed(seed)
+    config, rule = text.config, text.config.rule
+    temperature = config.draft_temperature
+    as_parent = temperature is None and rule != "exact"
+    if temperature is None:
+        temperature = float(as_parent)  # the parent's own is among its processors
+    sampling = DraftSampling(temperature)
+    if rule == "coupled":
+        sampling.noise = text.seed, len(text.thinking.tail)
+    elif temperature > 0:
+        # other rules than the exact one are right only if drafts differ from run to run
+        seed = (config.setting("draft_seed") + thinking_tokens + text.seed) % 2**63
+        sampling.generator = torch.Generator(text.row.ids.device).manual_seed(seed)
+        sampling.keeps_probs = rule != "exact"
     return Child(
         text.row.fork(),
         thinking_tokens,
         text.thinking.markers.forced_close,
-        child_processors(text.logits_processor, greedy=temperature == 0),
+        child_processors(text.logits_processor, temperature == 0, not as_parent),
+        sampling,
         text.eos_ids,
         config.max_draft_length,
-        temperature,
-        generator,
     )
 
 
@@ -200,8 +211,10 @@ def begin_answer(text: TextState) -> None:
     if text.thinking.open_position == 0:
         text.drafter.add("prompt", text.prompt)
     tail = text.thinking.tail
-    for draft in filter(None, [*text.drafts, text.prediction]):
-        text.drafter.add_draft(draft if tuple(draft[: len(tail)]) == tail else [*tail, *draft])
+    for draft, probs in [*text.drafts, (text.prediction, [])]:
+        if draft and tuple(draft[: len(tail)]) != tail:
+            draft, probs = [*tail, *draft], probs and [None] * len(tail) + probs
+        text.drafter.add_draft(draft, probs or None)
 
 
 def arrange_rows(target: Target, texts: list[TextState]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from .drafting import Draft, Drafter
 from .suffix_automaton import SuffixAutomaton, SuffixMatch
+from .verifying import DraftProbs
 
 DRAFT_PER_MATCHED_TOKEN = 2  # a match of n tokens is worth a draft of 2 n; agreement since then counts as match
 MOST_DRAFTS = 16  # older drafts are forgotten: each source costs time at every token
@@ -17,6 +18,7 @@ class _Source:
     name: str
     automaton: SuffixAutomaton
     match: SuffixMatch | None  # None: the answer itself, matched against its own past
+    probs: list | None = None  # of a draft: what each token was drawn from
 
     @property
     def tokens(self) -> list[int]:
@@ -70,16 +72,20 @@ class SuffixDrafter(Drafter):
             automaton = SuffixAutomaton(tokens)
             self._sources.append(_Source(name, automaton, SuffixMatch(automaton)))
 
-    def add_draft(self, tokens) -> None:
-        """A draft of what comes next: followed from its first token, and searched before older ones."""
+    def add_draft(self, tokens, probs: list[DraftProbs | None] | None = None) -> None:
+        """
+        A draft of what comes next: followed from its first token, and searched before older ones. `probs` are what each
+        token was drawn from; they are proposed with it until the first token that differs: what a decision has looked
+        at counts as not drawn.
+        """
         if "draft" in self._names and len(tokens):
             automaton = SuffixAutomaton(tokens)
-            self._sources.insert(0, _Source("draft", automaton, SuffixMatch(automaton)))
+            self._sources.insert(0, _Source("draft", automaton, SuffixMatch(automaton), probs))
             drafts = [source for source in self._sources if source.name == "draft"]
             for source in drafts[MOST_DRAFTS:]:
                 self._sources.remove(source)
             self._follow(self._sources[0], 0, self._full_trust)
-            self._is_prefix = True
+            self._is_prefix = self._is_unseen = True
 
     def begin_answer(self) -> None:
         """The thought is over: what matched before it does not tell what follows it."""
@@ -106,25 +112,30 @@ class SuffixDrafter(Drafter):
             self._realign()
         if self._source is None or self._misses > 1 or limit <= 0:
             return Draft()
-        end = self._position + min(limit, self._trust)
-        return Draft(self._source.tokens[self._position : end], self._source.name, self._is_prefix)
+        begin, end = self._position, self._position + min(limit, self._trust)
+        draft = Draft(self._source.tokens[begin:end], self._source.name, self._is_prefix)
+        if self._is_unseen and self._source.probs is not None:
+            draft.then = next(iter(self._source.tokens[end : end + 1]), None)
+            draft.probs = self._source.probs[begin : end + 1]
+        return draft
 
     def _follow(self, source: _Source, position: int, trust: int) -> None:
         self._source: _Source | None = source
         self._position = position  # of the token that should come next
         self._trust = trust  # most tokens to draft from here
         self._misses = 0  # tokens since the last that agreed
-        self._is_prefix = self._is_found = False
+        self._is_prefix = self._is_unseen = self._is_found = False
 
     def _lose(self) -> None:
         self._source = None
         self._position = self._trust = self._misses = 0
-        self._is_prefix = self._is_found = False
+        self._is_prefix = self._is_unseen = self._is_found = False
 
     def _align(self, token: int) -> None:
         """Moves on by one token of the text."""
         tokens = self._source.tokens
         agrees = self._position < len(tokens) and tokens[self._position] == token
+        self._is_unseen = self._is_unseen and agrees
         if self._is_found:  # by a search; was it worth it?
             self._distrust = 0 if agrees else min(self._distrust + 1, MOST_DISTRUST)
             self._is_found = False

@@ -9,6 +9,7 @@ from transformers.generation import logits_process
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .target import Row
+from .verifying import DraftProbs, gumbel_choice
 
 
 @dataclass
@@ -20,11 +21,16 @@ class Draft:
         ids (`list[int]`): the proposed tokens; empty = nothing to propose.
         source (`str`, *optional*): where they come from: draft, thought, prompt or answer.
         is_prefix (`bool`): whether they go on from the beginning of a draft that has agreed so far.
+        probs (`list[DraftProbs | None]`): what each was drawn from, as far as no decision has looked at it yet. Empty,
+            and `None` for a token, where it was not drawn. One longer than `ids` if `then` is there.
+        then (`int`, *optional*): the token drafted behind `ids`: it needs no forward of its own to be verified.
     """
 
     ids: list[int] = field(default_factory=list)
     source: str | None = None
     is_prefix: bool = False
+    probs: list[DraftProbs | None] = field(default_factory=list)
+    then: int | None = None
 
 
 class Drafter(CandidateGenerator):
@@ -83,10 +89,9 @@ class Child:
         draft_budget (`int`): thinking tokens before the fork.
         forced_close (`Sequence[int]`): the tokens that close the thought; they are not chosen.
         logits_processor (`LogitsProcessorList`): of the parent, see [`child_processors`].
+        sampling ([`DraftSampling`]): how it picks its tokens.
         eos_ids (`set[int]`): tokens that end the draft.
         max_draft_length (`int`, *optional*): most drafted tokens.
-        temperature (`float`): 0 = greedy.
-        generator (`torch.Generator`, *optional*): for sampling.
     """
 
     def __init__(
@@ -95,21 +100,20 @@ class Child:
         draft_budget: int,
         forced_close,
         logits_processor: LogitsProcessorList,
+        sampling: "DraftSampling",
         eos_ids: set[int],
         max_draft_length: int | None = None,
-        temperature: float = 0.0,
-        generator: torch.Generator | None = None,
     ):
         self.row = row
         self.draft_budget = draft_budget
         self.tokens: list[int] = []  # the draft, without the close
+        self.probs: list[DraftProbs | None] = []  # what each was drawn from, if `sampling` keeps it
         self.ended_by = ""
         self._forced = list(forced_close)
         self._processors = logits_processor
+        self._sampling = sampling
         self._eos_ids = eos_ids
         self._max_draft_length = max_draft_length
-        self._temperature = temperature
-        self._generator = generator
 
     def choose(self, logits: torch.FloatTensor) -> None:
         """
@@ -123,17 +127,62 @@ class Child:
             return
         ids = self.row.ids
         scores = self._processors(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
-        if self._temperature == 0:
-            token = int(scores.argmax(dim=-1))
-        else:
-            probs = (scores / self._temperature).softmax(dim=-1)
-            token = int(torch.multinomial(probs, num_samples=1, generator=self._generator))
+        token, probs = self._sampling.pick(scores, len(self.tokens))
         self.row.append(token)
         self.tokens.append(token)
+        self.probs.append(probs)
         if token in self._eos_ids:
             self.ended_by = "eos"
         elif len(self.tokens) == self._max_draft_length:
             self.ended_by = "max_draft_length"
+
+
+@dataclass
+class DraftSampling:
+    """
+    How a child picks a token.
+
+    Args:
+        temperature (`float`): 0 = the likeliest. Processors of the parent come before it.
+        generator (`torch.Generator`, *optional*): the child's own.
+        noise (`tuple[int, int]`, *optional*): seed of the text, and the position of the draft's first token in the
+            answer: the child draws with the very noise with which its parent will draw there.
+        keeps_probs (`bool`): whether to keep what a token was drawn from, as long as `kept_bytes` allow.
+    """
+
+    temperature: float = 0.0
+    generator: torch.Generator | None = None
+    noise: tuple[int, int] | None = None
+    keeps_probs: bool = False
+    kept_bytes: int = 0
+
+    def pick(self, scores: torch.FloatTensor, index: int) -> tuple[int, DraftProbs | None]:
+        """
+        The token number `index` of the draft, and what it was drawn from.
+
+        Args:
+            scores (`torch.FloatTensor` of shape `(1, vocab_size)`): processed.
+        """
+        if self.temperature == 0:
+            return int(scores.argmax(dim=-1)), None
+        scores = scores / self.temperature
+        if self.noise is not None:
+            seed, begin = self.noise
+            return gumbel_choice(scores, seed, (ANSWER, begin + index)), None
+        probs = scores.softmax(dim=-1)
+        token = int(torch.multinomial(probs, num_samples=1, generator=self.generator))
+        if not self.keeps_probs:
+            return token, None
+        support = probs[0].nonzero()[:, 0]
+        kept = DraftProbs(support.int(), probs[0, support])
+        if self.kept_bytes + kept.nbytes > MOST_PROBS_BYTES:
+            return token, None  # as good as a token that was not drawn
+        self.kept_bytes += kept.nbytes
+        return token, kept
+
+
+MOST_PROBS_BYTES = 2**28  # of one draft: 200 tokens of a distribution over 160,000, or any length under a top-k
+THOUGHT, ANSWER = 0, 1  # parts of a text: where noise is keyed by position
 
 
 # transformers' processors that depend on nothing but their arguments: a child can use the parent's own
@@ -184,11 +233,11 @@ def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProces
     return LogitsProcessorList(map(of_row, processors))
 
 
-def child_processors(parent: LogitsProcessorList, greedy: bool) -> LogitsProcessorList:
+def child_processors(parent: LogitsProcessorList, greedy: bool, own_temperature: bool = True) -> LogitsProcessorList:
     """
     Those of the parent's processors that a child may call: known ones without state. Any other could draw from the
     random stream, count its calls, or fail on a text that is not the output; without it the draft may be worse, the
-    output is the same. The temperature is left out, as a child has its own.
+    output is the same. The temperature is left out if the child has its own.
     """
-    usable = _STATELESS if greedy else _STATELESS | _WARPERS
+    usable = _STATELESS if greedy else _STATELESS | _WARPERS if own_temperature else ROW_WISE_PROCESSORS
     return LogitsProcessorList([processor for processor in parent if type(processor) in usable])

@@ -45,6 +45,10 @@ def has_linear_attention(cache: Cache) -> bool:
     return any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers)
 
 
+# What `model_kwargs` hold of each place of the cache, along their last dimension.
+PLACE_WISE = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
 def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int], count: int) -> dict[str, Any]:
     """
     Keeps, repeats or drops rows of the cache (in place: it may be the user's own object) and of what goes with it.
@@ -59,8 +63,12 @@ def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int], cou
     Returns:
         `dict`: `model_kwargs` for the new rows.
     """
+    cache.reorder_cache(torch.tensor(rows))
+    return _select_kwargs(model_kwargs, rows, count)
+
+
+def _select_kwargs(model_kwargs: dict[str, Any], rows: list[int], count: int) -> dict[str, Any]:
     index = torch.tensor(rows)
-    cache.reorder_cache(index)
     selected = dict(model_kwargs)
     for name, value in model_kwargs.items():
         if isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[_batch_dim(name, value)] == count:
@@ -73,38 +81,45 @@ def _batch_dim(name: str, value: torch.Tensor) -> int:
 
 
 def shift_rows(
-    cache: Cache, model_kwargs: dict[str, Any], rows: list[int], excess: list[int], length: int
+    cache: Cache, model_kwargs: dict[str, Any], rows: list[int], count: int, excess: list[int], length: int
 ) -> dict[str, Any]:
     """
     Keeps some rows, each up to an end of its own, so that all end at the same place again: padding goes in front.
 
     Args:
-        cache (`Cache`): without recurrent states; windows and convolutions recorded the last forward.
+        cache (`Cache`): holds `count` rows, no recurrent states; windows and convolutions recorded the last forward.
         model_kwargs (`dict`): describe all places of the cache.
         rows (`list[int]`): the rows to keep.
+        count (`int`): of rows until now.
         excess (`list[int]`): places of each, from the end of the cache, that it forgets.
         length (`int`): places from now on.
 
     Returns:
         `dict`: `model_kwargs` for the new rows and places.
     """
+    behind = torch.tensor(excess)[:, None]
 
-    def shifted(values: torch.Tensor, dim: int, size: int, batch_dim: int = 0) -> torch.Tensor:
-        """The last `size` that a row keeps, zeros in front; `values` reach back from the end of the cache."""
-        shape = list(values.shape)
-        shape[batch_dim], shape[dim] = len(rows), size
-        new = values.new_zeros(shape)
-        for place, (row, count) in enumerate(zip(rows, excess, strict=True)):
-            stop = values.shape[dim] - count
-            count = min(size, stop)
-            kept = values.select(batch_dim, row).narrow(dim, stop - count, count)
-            new.select(batch_dim, place).narrow(dim, size - count, count).copy_(kept)
-        return new
+    def places(values: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+        """Where in `values` the last `size` that each row keeps are, below 0 in front of them; `(rows, size)`."""
+        end = values.shape[dim]
+        return (torch.arange(end - size, end)[None] - behind).to(values.device)
 
-    described = dict(model_kwargs)
-    for name in ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids"):
-        if (value := described.get(name)) is not None:
-            described[name] = shifted(value, -1, length, _batch_dim(name, value))
+    def shifted(values: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+        """Of a layer's `(rows, heads, length, head_dim)` or `(rows, channels, length)`. Padding is any finite value."""
+        index = places(values, dim, size).clamp(min=0)[:, None]
+        heads = torch.arange(values.shape[1], device=values.device)[None, :, None]
+        return values[torch.tensor(rows, device=values.device)[:, None, None], heads, index]
+
+    kwargs = _select_kwargs(model_kwargs, rows, count)
+    for name in PLACE_WISE:
+        if (value := kwargs.get(name)) is not None:
+            place = places(value, -1, length)
+            value = value.expand(
+                *value.shape[:-2], len(rows), value.shape[-1]
+            )  # positions may be the same for all rows
+            kwargs[name] = value.gather(-1, place.clamp(min=0).expand(*value.shape[:-1], length))
+            if name == "attention_mask":
+                kwargs[name] = kwargs[name] * (place >= 0)
     for layer in cache.layers:
         if type(layer) is LinearAttentionLayer:
             for index, states in layer.conv_states.items():
@@ -115,7 +130,7 @@ def shift_rows(
             layer.keys, layer.values = shifted(layer.keys, -2, size), shifted(layer.values, -2, size)
             if is_window:
                 layer.cumulative_length = length
-    return described
+    return kwargs
 
 
 class Rollback:

@@ -63,8 +63,10 @@ class SSRMetrics:
         forward_seconds, total_seconds (`float`): inside the model's forwards, and of the whole generation.
         thinking_budget (`int`, *optional*): the budget in force; `thinking_budget_capped`: whether it was cut to leave
             room for an answer.
+        draft_probs_bytes (`int`): memory of the largest draft's probabilities, which some rules keep.
         plain_reason (`str`, *optional*): why plain decoding ran instead of SSR.
-        per_row (`list[SSRMetrics]`): of a batch, each row's own tokens, and the forwards that it took part in.
+        per_row (`list[SSRMetrics]`): of a batch, each row's own tokens, and the forwards that it took part in;
+            no times, as they are shared.
     """
 
     prompt_tokens: int = 0
@@ -88,6 +90,7 @@ class SSRMetrics:
     total_seconds: float = 0.0
     thinking_budget: int | None = None
     thinking_budget_capped: bool = False
+    draft_probs_bytes: int = 0
     plain_reason: str | None = None
     per_row: list["SSRMetrics"] = field(default_factory=list)
 
@@ -98,6 +101,7 @@ class SSRMetrics:
             setattr(self, name, sum(getattr(row, name) for row in rows))
         for row in rows:
             self.stages += row.stages
+            row.total_seconds = row.forward_seconds = math.nan  # they are shared
             self.seconds["drafting_exposed"] += row.seconds["drafting_exposed"]
             for source, count in row.suffix_accepted.items():
                 self.suffix_accepted[source] += count
@@ -211,8 +215,8 @@ class SSRMetrics:
 
     @property
     def plain_step_seconds(self) -> float:
-        """Mean time of a one-row, one-token forward in this run."""
-        return self._mean_seconds(lambda rows, tokens: rows == tokens == 1)
+        """Mean time of a one-row, one-token forward in this run; undefined in a batch, as what is based on it."""
+        return math.nan if self.per_row else self._mean_seconds(lambda rows, tokens: rows == tokens == 1)
 
     @property
     def verify_overhead(self) -> float:
@@ -262,8 +266,9 @@ class SSRMetrics:
         yield "stages (draft from budget)", ", ".join(stages) or "none"
         yield "forwards", _listed(self.forwards, "d")
         seconds = {name.replace("_", " "): value for name, value in self.seconds.items()}
-        yield "seconds", _listed(seconds, ".3f")
-        yield "seconds in all", f"{self.total_seconds:.3f}, outside forwards {self.overhead_seconds:.3f}"
+        if not math.isnan(self.total_seconds):
+            yield "seconds", _listed(seconds, ".3f")
+            yield "seconds in all", f"{self.total_seconds:.3f}, outside forwards {self.overhead_seconds:.3f}"
         yield "rounds", f"{self.rounds}, {self.mean_draft_length:.2f} draft tokens each"
         yield "accepted from the prefix", f"{self.prefix_accepted}"
         yield "accepted from suffixes", _listed(self.suffix_accepted, "d")
@@ -293,5 +298,5 @@ _SUMS = (
     "lookups",
     "hits",
 )
-_SUMS += ("recovered_tokens", "bonus_tokens", "plain_tokens")
+_SUMS += ("recovered_tokens", "bonus_tokens", "plain_tokens", "draft_probs_bytes")
 _DERIVED = tuple(name for name, value in vars(SSRMetrics).items() if isinstance(value, property))

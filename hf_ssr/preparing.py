@@ -85,7 +85,7 @@ def prepare(
     """
     if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
         raise ValueError("`input_ids` is empty: SSR needs a prompt of at least one token.")
-    reason = _why_plain(model, config, model_kwargs, synced_gpus)
+    reason = _why_plain(model, config, input_ids.shape[1], model_kwargs, synced_gpus)
     if reason is None and len(input_ids) > 1:
         reason = _why_batch_is_plain(model, config, stream, logits_processor, stopping_criteria, model_kwargs)
     predictions = _predictions(config, len(input_ids))
@@ -129,7 +129,9 @@ def _predictions(config: SSRConfig, rows: int) -> list[list[int]]:
     return [list(given[row * prompts // rows]) for row in range(rows)]
 
 
-def _why_plain(model, config: SSRConfig, model_kwargs: dict[str, Any], synced_gpus: bool) -> str | None:
+def _why_plain(
+    model, config: SSRConfig, prompt_length: int, model_kwargs: dict[str, Any], synced_gpus: bool
+) -> str | None:
     """Why plain decoding must run, or `None`."""
     if model.config.is_encoder_decoder:
         return "the model is an encoder-decoder"
@@ -143,10 +145,27 @@ def _why_plain(model, config: SSRConfig, model_kwargs: dict[str, Any], synced_gp
     if type(model)._update_model_kwargs_for_generation is not GenerationMixin._update_model_kwargs_for_generation:
         return f"{type(model).__name__} prepares its steps in a way of its own"
     cache = model_kwargs.get("cache") if config.use_cache else None
-    reason = unsupported_cache(cache)
+    reason = unsupported_cache(cache) or _why_positions_are_plain(model, config, prompt_length)
     if reason is None and (model._is_stateful or has_linear_attention(cache)) and not reads_blocks(model):
         return f"{type(model).__name__} does not read several tokens at once as it reads them one by one"
     return reason
+
+
+def _why_positions_are_plain(model, config: SSRConfig, prompt_length: int) -> str | None:
+    """Rotary positions that depend on the longest in a forward: those of a block differ from those of its tokens."""
+    text_config = model.config.get_text_config(decoder=True)
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
+        kind = rope.get("rope_type")
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
+        if config.max_length > limit and (kind == "dynamic" or prompt_length <= limit):
+            return (
+                f"the rotary positions of {type(model).__name__} change where a text passes {limit} tokens, and "
+                f"`max_length` is {config.max_length}"
+            )
+    return None
 
 
 def _why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, model_kwargs) -> str | None:
@@ -157,9 +176,12 @@ def _why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, 
     layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ["unknown"]
     if model._is_stateful or (has_linear_attention(cache) and not set(layer_types) <= WINDOWED_LAYER_TYPES):
         return f"in a batch, the recurrent state of {type(model).__name__} would have to go back for each row alone"
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and mask.ndim != 2:
-        return f"in a batch, `attention_mask` must have 2 dimensions, but has {mask.ndim}"
+    if model_kwargs.get("position_ids") is None:
+        return (
+            f"in a batch, {type(model).__name__} takes positions from the place in the cache, not from `position_ids`"
+        )
+    if getattr(model.config.get_text_config(decoder=True), "attn_temperature_tuning", False):
+        return f"in a batch, {type(model).__name__} scales its attention by the place in the cache, padding included"
     for name in ("output_scores", "output_logits"):
         if getattr(config, name) and config.return_dict_in_generate:
             return f"`{name}` is set, which is not supported for a batch"
@@ -278,6 +300,9 @@ def run_plain(
     )
     if isinstance(output, torch.Tensor) or model.config.is_encoder_decoder:
         return output
-    metrics.new_tokens = output.sequences.shape[1] - input_ids.shape[1]
+    eos_ids = set() if config._eos_token_tensor is None else set(config._eos_token_tensor.flatten().tolist())
+    metrics.prompt_tokens = sum(plan.prompt_tokens)
+    for row in output.sequences[:, input_ids.shape[1] :].tolist():
+        metrics.new_tokens += next((place + 1 for place, token in enumerate(row) if token in eos_ids), len(row))
     fields = ("sequences", "scores", "logits", "attentions", "hidden_states", "cache")
     return SSROutput(**{name: getattr(output, name) for name in fields}, metrics=metrics)

@@ -1,16 +1,17 @@
 """The state of one text: what is written so far, and how the target picks the next token."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from .drafting import Child, Draft, Drafter
+from .drafting import ANSWER, ROW_WISE_PROCESSORS, THOUGHT, Child, Draft, Drafter
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput, Stream
 from .target import Row, Target
 from .thinking import ThinkingState, force_token
+from .verifying import gumbel_choice
 
 
 class TextState:
@@ -53,7 +54,9 @@ class TextState:
         self.prediction = prediction
         self.done = False
         self.child: Child | None = None
-        self.drafts: list[list[int]] = []  # of each stage, from the token behind the forced close
+        self.drafts: list[tuple[list[int], list]] = []  # of each stage, from behind the forced close, with their probs
+        self.seed = 0  # of rules that draw in other ways than plain `generate`
+        self.processors_keep_no_state = all(type(each) in ROW_WISE_PROCESSORS for each in logits_processor)
         keep = generation_config.return_dict_in_generate
         self.scores: tuple | None = () if keep and generation_config.output_scores else None
         self.logits: tuple | None = () if keep and generation_config.output_logits else None
@@ -69,28 +72,52 @@ class TextState:
         """Tokens that `max_length` still allows."""
         return self.config.max_length - self.row.length
 
-    def propose(self) -> Draft:
-        """A draft of what comes next; the forward over it yields one token more."""
-        return self.drafter.propose(min(self.drafter.num_draft_tokens, self.room - 1))
+    def propose(self, room: int) -> Draft:
+        """A draft of what comes next, of fewer than `room` tokens: the forward over it yields one more."""
+        return self.drafter.propose(min(self.drafter.num_draft_tokens, room - 1))
 
     def choose(self, logits: torch.FloatTensor) -> int:
         """
-        The target's next token, as plain `generate` picks it.
+        The target's next token, as plain `generate` picks it; under the coupled rule, with noise of its own.
 
         Args:
             logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
         """
-        logits = logits.to(copy=True, dtype=torch.float32, device=self.row.ids.device)
-        scores = self.logits_processor(self.row.ids, logits)
-        if self.thinking.forced is not None:
-            scores = force_token(scores, self.thinking.forced)
+        scores = self.processed(logits)
+        self.keep_scores(scores, logits)
+        if not self.config.do_sample:
+            return int(scores.argmax(dim=-1))
+        if self.config.rule == "coupled":
+            return gumbel_choice(scores, self.seed, self._place)
+        return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
+
+    def processed(self, logits: torch.FloatTensor, ahead: Sequence[int] = ()) -> torch.FloatTensor:
+        """
+        Scores after the processors, shape `(1, vocab_size)`.
+
+        Args:
+            logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
+            ahead (`Sequence[int]`): tokens to suppose behind the text.
+        """
+        ids = self.row.ids
+        if ahead:
+            ids = torch.cat([ids, ids.new_tensor([ahead])], dim=1)
+        scores = self.logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
+        forced = self.thinking.forced_after(ahead)
+        return scores if forced is None else force_token(scores, forced)
+
+    def keep_scores(self, scores: torch.FloatTensor, logits: torch.FloatTensor) -> None:
+        """For the output, where it was asked for: those of each emitted token."""
         if self.scores is not None:
             self.scores += (scores,)
         if self.logits is not None:
-            self.logits += (logits,)
-        if self.config.do_sample:
-            return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
-        return int(scores.argmax(dim=-1))
+            self.logits += (logits.to(copy=True, dtype=torch.float32, device=scores.device),)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Of the next token: the part of the text, and the index in it."""
+        count, close = len(self.thinking.tokens), self.thinking.close_position
+        return (THOUGHT, count) if close is None else (ANSWER, count - close)
 
     def choices(self, logits: torch.FloatTensor) -> Iterator[int]:
         """
@@ -124,10 +151,13 @@ class TextState:
         """The child drafts no more; its tokens stay as a draft."""
         if self.child is None:
             return
-        tokens = self.child.tokens
+        tokens, probs = self.child.tokens, self.child.probs
         self.metrics.stages.append(Stage(self.child.draft_budget, len(tokens), reason))
         if tokens:
-            self.drafts.append(tokens)
+            # only the last draft is followed from its first token, so only its probabilities are of use
+            self.drafts = [(draft, []) for draft, _ in self.drafts] + [(tokens, probs)]
+            size = sum(q.nbytes for q in probs if q is not None)
+            self.metrics.draft_probs_bytes = max(self.metrics.draft_probs_bytes, size)
         self.child = None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from .forking import Rollback, select_rows, shift_rows
+from .forking import PLACE_WISE, Rollback, select_rows, shift_rows
 from .metrics import SSRMetrics
 
 
@@ -173,7 +173,7 @@ class Target:
             for row in rows:
                 row.cached = min(row.cached, row.length - 1)
             self._end = self._described = max(row.cached for row in rows)
-            self.model_kwargs = shift_rows(self.cache, kwargs, places, list(excess.values()), self._end)
+            self.model_kwargs = shift_rows(self.cache, kwargs, places, len(self.rows), list(excess.values()), self._end)
             self.rows = list(rows)
         self._width, self._fed = 0, dict.fromkeys(self.rows, 0)  # all that is left is text
 
@@ -225,8 +225,13 @@ class Target:
 
     def _extended(self, model_kwargs: dict[str, Any], count: int) -> dict[str, Any]:
         """`model_kwargs` that describe `count` tokens more, or fewer if it is negative."""
-        if count >= 0:
-            return self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
-        names = ("position_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-        cut = {name: model_kwargs[name][..., :count] for name in names if model_kwargs.get(name) is not None}
-        return {**model_kwargs, **cut}
+        if count == 0:
+            return model_kwargs
+        if count < 0:
+            cut = {name: model_kwargs[name][..., :count] for name in PLACE_WISE if model_kwargs.get(name) is not None}
+            return {**model_kwargs, **cut}
+        extended = self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
+        types = model_kwargs.get("token_type_ids")
+        if types is not None:  # each as the last, as in steps of one token; transformers would repeat the last `count`
+            extended["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, count)], dim=-1)
+        return extended

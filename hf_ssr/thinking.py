@@ -93,6 +93,17 @@ class ThinkingState:
         step = len(self.tokens) - begin
         return self.markers.forced_close[step] if 0 <= step < len(self.markers.forced_close) else None
 
+    def forced_after(self, ahead: Sequence[int]) -> int | None:
+        """The same, behind tokens that are only supposed."""
+        if self._budget is None or not ahead:
+            return self.forced
+        count = len(self.tokens)
+        for token in ahead:
+            self.push(token)
+        forced = self.forced
+        self.rewind(count)
+        return forced
+
     def closes_with(self, token: int) -> bool:
         """Whether `token` would complete the closing marker of the open thought."""
         end = self.markers.end

@@ -3,7 +3,7 @@
 from typing import Any
 
 SOURCES = ("draft", "thought", "prompt", "answer")
-VERIFY_RULES = ("exact",)
+VERIFY_RULES = ("exact", "speculative", "block", "coupled")
 
 
 def validate_settings(config) -> None:

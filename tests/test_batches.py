@@ -7,10 +7,17 @@ import random
 
 import pytest
 import torch
+import transformers
 from conftest import build_once
 from test_stream import Recorder, StopAt
-from tiny_models import ARCHITECTURES, VOCAB_SIZE, prompt_ids
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from tiny_models import ARCHITECTURES, VOCAB_SIZE, build, prompt_ids
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    Qwen3ForCausalLM,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import DynamicLayer
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
@@ -122,6 +129,9 @@ def test_metrics_of_the_rows(model, batch):
     for name in ("new_tokens", "thinking_tokens", "accepted_tokens", "drafted_tokens", "draft_tokens", "rounds"):
         assert getattr(metrics, name) == sum(getattr(row, name) for row in rows)
     assert max(row.target_forwards for row in rows) <= metrics.target_forwards
+    assert all(row.forwards["prefill"] == 1 and math.isnan(row.total_seconds) for row in rows)
+    assert math.isnan(metrics.thinking_slowdown) and math.isnan(metrics.cost) and metrics.total_seconds > 0
+    assert metrics.to_dict()["per_row"][0]["total_seconds"] is None
     assert metrics.to_dict()["per_row"][1]["new_tokens"] == NEW and "4, each in `per_row`" in str(metrics)
     json.dumps(metrics.to_dict())
 
@@ -285,6 +295,76 @@ def test_runs_plain_where_rows_cannot_go_their_own_way(model, batch, reason):
     with pytest.warns(UserWarning, match=rf"SSR does not apply: {reason}"):
         output = generate(model, batch.inputs, {}, generation_config=batch.config(**in_config), **call)
     assert torch.equal(output.sequences, expected if isinstance(expected, torch.Tensor) else expected.sequences)
+
+
+class OwnPositions(Qwen3ForCausalLM):
+    """Takes no `position_ids`, and another argument of each row."""
+
+    def forward(self, *args, row_bias=None, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class Biased(Qwen3ForCausalLM):
+    def forward(self, *args, position_ids=None, row_bias=None, **kwargs):
+        output = super().forward(*args, position_ids=position_ids, **kwargs)
+        output.logits = output.logits + row_bias[:, None]
+        return output
+
+
+def test_positions_from_the_place_in_the_cache(batch):
+    model = build("qwen3")
+    model.__class__ = OwnPositions
+    expected = generate(model, batch.inputs, batch.settings)
+    config = batch.config(prediction_ids=[edited(answer, 2) for answer in batch.answers])
+    with pytest.warns(UserWarning, match="OwnPositions takes positions from the place in the cache"):
+        assert torch.equal(generate(model, batch.inputs, {}, generation_config=config).sequences, expected)
+
+
+@pytest.mark.parametrize("width", [1, len(LENGTHS)])
+def test_positions_given_by_the_user(model, batch, width):
+    """Also one for all rows: after the first draft each row has its own."""
+    inputs = {**batch.inputs, "position_ids": torch.arange(5, 5 + batch.width)[None].repeat(width, 1)}
+    expected = generate(model, inputs, batch.settings)
+    for settings in ({"draft_budgets": [2]}, {"prediction_ids": [edited(row, 2) for row in batch.new]}):
+        config = batch.config(**settings)
+        assert torch.equal(generate(model, inputs, {}, generation_config=config).sequences, expected)
+
+
+def test_other_arguments_of_each_row(batch):
+    model = build("qwen3")
+    model.__class__ = Biased
+    bias = torch.randn(len(LENGTHS), VOCAB_SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    inputs = {**batch.inputs, "row_bias": bias}
+    for end in (None, *batch.new[1][8:40:8]):
+        call = {"eos_token_id": end, "pad_token_id": 0}
+        expected = generate(model, inputs, {**batch.settings, **call})
+        config = batch.config(
+            draft_budgets=[2], prediction_ids=[edited(row[9:], 2) for row in expected[:, 20:].tolist()]
+        )
+        assert torch.equal(generate(model, inputs, call, generation_config=config).sequences, expected)
+
+
+@pytest.mark.parametrize("kind", ["one a row", "one a token"])
+def test_token_types(kind):
+    """GPT-2 embeds them; new tokens have the last one of the prompt. Its positions are limited: no filler beyond."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 20 + NEW}
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False, **sizes
+    )
+    model = transformers.GPT2LMHeadModel(config).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.ndim > 1 else 1)
+    types = torch.randint(3, VOCAB_SIZE, (len(LENGTHS), 20), generator=torch.Generator().manual_seed(1))
+    inputs = prompts() | {"token_type_ids": types if kind == "one a token" else types[:, :1].repeat(1, 20)}
+    expected = generate(model, inputs, {"max_new_tokens": NEW})
+    assert all(len(set(row)) > 4 for row in expected[:, 20:].tolist())
+    predictions = [edited(row, 5 * place) for place, row in enumerate(expected[:, 20:].tolist())]
+    for rows in (slice(0, 1), slice(0, 4)):
+        some = {name: value[rows] for name, value in inputs.items()}
+        config = SSRConfig(prediction_ids=predictions[rows], max_new_tokens=NEW, do_sample=False)
+        assert torch.equal(generate(model, some, {}, generation_config=config), expected[rows])
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_5", "mamba2", "falcon_h1"])

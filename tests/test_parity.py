@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import build_once, plain_run, run
 from test_stream import StopAt
-from tiny_models import ARCHITECTURES, RECURRENT, UNSUPPORTED, VOCAB_SIZE, prompt_ids
+from tiny_models import ARCHITECTURES, RECURRENT, UNSUPPORTED, VOCAB_SIZE, build, prompt_ids
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
@@ -276,6 +276,31 @@ def test_what_cannot_read_blocks_runs_plain(architecture):
     with pytest.warns(UserWarning, match="SSR does not apply"):
         config = SSRConfig(thinking_start=[], thinking_end=[9], draft_budgets=[3], **settings)
         assert torch.equal(run(model, prompt_ids(), {}, generation_config=config), expected)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_rotary_positions_that_change_with_the_length(architecture, kind):
+    """Where a text may pass their limit it runs plain; elsewhere it is exact."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [1.5 + n for n in range(8)]}
+        rope["original_max_position_embeddings"] = 40
+    elif architecture == "phi3":
+        pytest.skip("Phi-3 has no dynamic rope")
+    limits = {"max_position_embeddings": 80 if kind == "longrope" else 40, "original_max_position_embeddings": 40}
+    for length, new, is_plain in ((20, 20, False), (20, 40, True), (45, 30, kind == "dynamic")):
+        ids = prompt_ids(length)
+        settings = {"max_new_tokens": new, "do_sample": False}
+        # dynamic rope remembers the longest text: a model for each run
+        expected = run(build(architecture, rope_parameters=dict(rope), **limits), ids, settings)
+        model = build(architecture, rope_parameters=dict(rope), **limits)
+        prediction = edited(expected[0, length:].tolist())
+        config = SSRConfig(prediction_ids=prediction, num_draft_tokens=6, return_dict_in_generate=True, **settings)
+        output = run(model, ids, {}, generation_config=config)
+        assert torch.equal(output.sequences, expected)
+        assert (output.metrics.plain_reason is not None) == is_plain
+        assert not is_plain or "change where a text passes 40 tokens" in output.metrics.plain_reason
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
