@@ -56,9 +56,14 @@ def qwen3_vl():
     return lively(transformers.Qwen3VLForConditionalGeneration(config)).double()
 
 
-def llama4():
+def llama4(**settings):
     config = transformers.Llama4TextConfig(
-        **TEXT, intermediate_size_mlp=96, num_local_experts=4, attention_chunk_size=8, attn_implementation="sdpa"
+        **TEXT,
+        **settings,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        attention_chunk_size=8,
+        attn_implementation="sdpa",
     )
     torch.manual_seed(0)
     model = lively(transformers.Llama4ForCausalLM(config))
@@ -130,8 +135,10 @@ def test_images_in_some_prompts_of_a_batch():
     assert torch.equal(output.sequences, expected)
 
 
-def test_chunked_attention_in_a_batch():
-    model = llama4()
+@pytest.mark.parametrize("tuning", [False, True])
+def test_chunked_attention_in_a_batch(tuning):
+    """With Llama 4's attention scale, which depends on the place in the cache, it runs plain."""
+    model = llama4(attn_temperature_tuning=tuning, floor_scale=4)
     ids = torch.cat([torch.nn.functional.pad(prompt_ids(n, n), (20 - n, 0)) for n in (20, 11, 5)])
     mask = torch.stack([(torch.arange(20) >= 20 - n).long() for n in (20, 11, 5)])
     settings = {"max_new_tokens": 40, "repetition_penalty": 1.2, "do_sample": False, "attention_mask": mask}
@@ -141,8 +148,11 @@ def test_chunked_attention_in_a_batch():
     config = SSRConfig(thinking_start=[], thinking_end=ends, prediction_ids=answers, draft_budgets=[2])
     config.update(**{**settings, "return_dict_in_generate": True})
     output = run(model, ids, {"attention_mask": mask}, generation_config=config)
-    assert output.metrics.plain_reason is None and output.metrics.accepted_tokens > 20
     assert torch.equal(output.sequences, expected)
+    if tuning:
+        assert "scales its attention by the place in the cache" in output.metrics.plain_reason
+    else:
+        assert output.metrics.plain_reason is None and output.metrics.accepted_tokens > 20
 
 
 def test_chunked_attention():
