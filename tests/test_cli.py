@@ -92,7 +92,7 @@ def test_sampled_with_a_seed(folder, capfd):
     ("arguments", "message"),
     [
         ([], "required"),
-        (["hello"], "--model"),
+        (["hello", "--compare", "--model"], "--model"),
         (["hello", "--model", "MODEL", "--thinking-budget", "x"], "--thinking-budget"),
         (["hello", "--model", "MODEL", "--thinking-budget", "-1"], "`thinking_budget`"),
         (["hello", "--model", "MODEL", "--draft-budgets", "4,x"], "--draft-budgets"),

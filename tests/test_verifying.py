@@ -322,7 +322,7 @@ def test_cold_sampling_is_greedy(architecture, rule, tokenizer):
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
     cold = {"do_sample": True, "temperature": 1e-4, "verify": rule, "num_draft_tokens": 5}
     markers = {"thinking_start": [], "thinking_end": [plain.marker], "forced_close": [plain.marker]}
-    for end in range(plain.close + 2, 60, 3):
+    for end in range(plain.close + 2, 60, 6):
         stop = tokenizer.decode(plain.new[end - 1 : end + 1])
         for cut in ({"max_new_tokens": end}, {"eos_token_id": plain.new[end]}, {"stop_strings": [stop]}):
             call = {"eos_token_id": cut.get("eos_token_id")}
