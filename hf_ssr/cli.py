@@ -1,4 +1,4 @@
-"""The `hf-ssr` command: answer a prompt with SSR, compare with plain `generate`, or export SSR for the Hub."""
+"""The `hf-ssr` command: answer a prompt with SSR, show what it does, or export it for the Hub."""
 
 import argparse
 import json
@@ -11,6 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from .bench.demo import run_demo
+from .bench.reasoner import reasoner_folder
+from .bench.tasks import TASKS
 from .comparing import Run, difference_between, print_comparison, run_plain, run_ssr
 from .config import SSRConfig
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
@@ -37,6 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv[:1] == ["export"]:
             return export_command(argv[1:])
+        if argv[:1] == ["demo"]:
+            return demo_command(argv[1:])
         return answer_command(argv)
     except KeyboardInterrupt:
         print("\nhf-ssr: interrupted", file=sys.stderr)
@@ -63,6 +68,27 @@ def export_command(argv: list[str]) -> int:
     return 0
 
 
+def demo_command(argv: list[str]) -> int:
+    """`hf-ssr demo`."""
+    parser = _Parser(
+        prog="hf-ssr demo",
+        description="Show SSR at work on a small reasoning model that comes with hf-ssr: while it thinks, a fork of it "
+        "drafts the answer; then the model takes from the draft what it would have written itself.",
+    )
+    tasks = "write a class with sorted fields, keep a ledger, or find a path (default class)"
+    parser.add_argument("--task", choices=list(TASKS), default="class", help=tasks)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which task of that kind (default 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    arguments = parser.parse_args(argv)
+    if arguments.seed < 0:
+        fail(f"--seed must be at least 0, but is {arguments.seed}")
+    logging.disable_progress_bar()
+    try:
+        return run_demo(arguments.task, arguments.seed, arguments.json)
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
 def _budgets(text: str) -> list[int] | str:
     if text == "auto":
         return text
@@ -75,16 +101,17 @@ def _budgets(text: str) -> list[int] | str:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hf-ssr",
-        usage="hf-ssr PROMPT --model PATH_OR_ID [options]\n       hf-ssr export FOLDER",
+        usage="hf-ssr PROMPT [--model PATH_OR_ID] [options]\n       hf-ssr demo\n       hf-ssr export FOLDER",
         description="Answer a prompt with a reasoning model. While it thinks, a fork of it drafts the answer, which "
         "the model then verifies: the tokens are those of plain generate, in fewer forwards. The thought goes to "
         "stderr, the answer to stdout.",
-        epilog="A prompt that is the word 'export' goes last: hf-ssr --model M -- export",
+        epilog="A prompt that is the word 'demo' or 'export' goes last: hf-ssr --model M -- export",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; put into the model's chat template")
     parser.add_argument("--version", action="version", version=f"hf-ssr {__version__}")
     model = parser.add_argument_group("model")
-    model.add_argument("--model", required=True, metavar="PATH_OR_ID", help="a folder, or an id on the Hub")
+    shipped = "a folder, or an id on the Hub (default: the small reasoner of `hf-ssr demo`, which knows its tasks only)"
+    model.add_argument("--model", metavar="PATH_OR_ID", help=shipped)
     model.add_argument("--gguf-file", metavar="F", help="GGUF file in the model's folder or repository")
     model.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
     model.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
@@ -145,6 +172,11 @@ def answer_command(argv: list[str]) -> int:
         config = SSRConfig(**settings, **_text_settings(arguments), return_dict_in_generate=True)
         if not arguments.prompt.strip():
             raise ValueError("the prompt is empty: say what to ask.")
+        if arguments.model is None:
+            arguments.model = str(reasoner_folder())
+            print(
+                "hf-ssr: no --model, so the small reasoner answers, which knows its three tasks only", file=sys.stderr
+            )
         tokenizer = _load_tokenizer(arguments)
         _settle_markers(config, tokenizer)
         if arguments.prediction:

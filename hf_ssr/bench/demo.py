@@ -1,0 +1,181 @@
+"""`hf-ssr demo`: thought and draft side by side, the answer coloured by where it came from, and what was saved."""
+
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+
+import torch
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from transformers.generation.streamers import BaseStreamer
+
+from ..comparing import Run, run_plain, timed_generate
+from ..config import SSRConfig
+from ..thinking import split_thinking
+from .reasoner import load_reasoner, prompt_ids
+from .tasks import HELD_OUT, check, draw
+
+MAX_NEW_TOKENS = 1500
+REPEATS = 3
+LINES = 12  # of thought and draft, while they are written
+WIDE = 80  # columns, for two of them side by side
+
+# where a token came from: its colour, and what to call it
+SOURCES = {
+    "prefix": ("green", "from the draft, as it stood"),
+    "draft": ("cyan", "from the draft, past a mismatch"),
+    "thought": ("yellow", "copied from the thought"),
+    "prompt": ("magenta", "copied from the prompt"),
+    "answer": ("blue", "repeated from the answer"),
+    "model": ("bold red", "by the model, a forward each"),
+}
+
+
+class _Screen(BaseStreamer):
+    """Shows thought and draft while they are written."""
+
+    def __init__(self, tokenizer, end_ids: set[int], live: Live):
+        self._tokenizer, self._end_ids, self._live = tokenizer, end_ids, live
+        self._thought: list[int] = []
+        self._draft: list[int] = []
+        self._is_prompt = self._is_open = True
+
+    def put(self, value: torch.LongTensor) -> None:
+        if self._is_prompt:
+            self._is_prompt = False
+            return
+        for token in value.flatten().tolist():
+            self._is_open = self._is_open and token not in self._end_ids
+            if self._is_open:
+                self._thought.append(token)
+        self._live.update(self._panels())
+
+    def put_draft(self, value: torch.LongTensor, **kwargs) -> None:
+        self._draft = value.tolist()
+
+    def end(self) -> None:
+        self._live.update(self._panels(), refresh=True)
+
+    def _panels(self):
+        width = self._live.console.width
+        columns = [("the model thinks", self._thought, "dim")]
+        if width >= WIDE:
+            columns.append(("meanwhile a fork of it drafts the answer", self._draft, "green"))
+        grid = Table.grid(expand=True)
+        for _ in columns:
+            grid.add_column(ratio=1)
+        grid.add_row(*(self._panel(*column, width=width // len(columns) - 4) for column in columns))
+        return grid
+
+    def _panel(self, title: str, tokens: list[int], style: str, width: int) -> Panel:
+        text = Text(self._tokenizer.decode(tokens[-60 * LINES :], skip_special_tokens=True), style=style)
+        lines = text.wrap(self._live.console, width)[-LINES:]
+        return Panel(Group(*lines), title=title, height=LINES + 2, border_style="dim")
+
+
+def run_demo(task: str, seed: int, as_json: bool) -> int:
+    """Runs and prints it. Returns the exit status."""
+    console = Console(highlight=False, file=sys.stderr if as_json else sys.stdout, quiet=as_json)
+    sample = draw(task, HELD_OUT + seed)
+    model, tokenizer = load_reasoner()
+    ids = prompt_ids(tokenizer, sample.prompt)
+    config = SSRConfig.from_tokenizer(
+        tokenizer, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, return_dict_in_generate=True
+    )
+    console.print(Panel(sample.prompt, title=f"{task}, task {seed}: one that the model was not trained on"))
+    with _screen(console, tokenizer, config) as streamer:
+        ssr = timed_generate(model, ids, 0, generation_config=config, streamer=streamer)
+    plain_runs, ssr_runs = [], []
+    for _ in range(REPEATS):
+        plain_runs.append(run_plain(model, ids, 0, config, tokenizer))
+        ssr_runs.append(timed_generate(model, ids, 0, generation_config=config))
+    plain = plain_runs[0]
+    parts = split_thinking(ids[0].tolist() + ssr.tokens, config, ids.shape[1])
+    report = {
+        "task": task,
+        "seed": seed,
+        "same_tokens": ssr.tokens == plain.tokens,
+        "answer_right": check(sample, tokenizer.decode(parts.answer, skip_special_tokens=True)),
+        "plain_forwards": plain.forwards,
+        "ssr_forwards": ssr.forwards,
+        "plain_seconds": statistics.median(run.seconds for run in plain_runs),
+        "ssr_seconds": statistics.median(run.seconds for run in ssr_runs),
+        "metrics": ssr.metrics.to_dict(),
+    }
+    if as_json:
+        print(json.dumps(report))
+        return 0
+    if not console.is_terminal:
+        console.print(Panel(tokenizer.decode(parts.thought, skip_special_tokens=True), title="the model thinks"))
+    console.print(_answer_panel(tokenizer, ssr))
+    console.print(_legend(ssr))
+    console.print(_table(report))
+    console.print(_summary(ssr))
+    return 0
+
+
+@contextlib.contextmanager
+def _screen(console: Console, tokenizer, config: SSRConfig) -> Iterator[_Screen | None]:
+    if not console.is_terminal:
+        yield None
+        return
+    ends = config.thinking_end
+    end_ids = {ids[-1] for ids in (ends if isinstance(ends[0], list) else [ends])}
+    with Live(console=console, refresh_per_second=15) as live:
+        yield _Screen(tokenizer, end_ids, live)
+
+
+def _sources_of_answer(run: Run) -> list[str]:
+    sources = [source for source, count in run.metrics.spans for _ in range(count)]
+    return sources[run.metrics.thinking_tokens :]
+
+
+def _answer_panel(tokenizer, run: Run) -> Panel:
+    text = Text()
+    for token, source in zip(run.tokens[run.metrics.thinking_tokens :], _sources_of_answer(run), strict=True):
+        text.append(tokenizer.decode([token], skip_special_tokens=True), style=SOURCES[source][0])
+    text.rstrip()
+    return Panel(text, title="the answer, coloured by where each token came from", padding=(1, 2))
+
+
+def _legend(run: Run) -> Table:
+    sources = _sources_of_answer(run)
+    legend = Table.grid(padding=(0, 2))
+    for source, (style, meaning) in SOURCES.items():
+        count = sources.count(source)
+        if count:
+            legend.add_row(Text("■", style), f"{count}", f"{count / len(sources):.0%}", Text(meaning, style))
+    return legend
+
+
+def _table(report: dict) -> Table:
+    table = Table(title_justify="left")
+    table.add_column("")
+    for name in ("plain generate", "SSR", "ratio"):
+        table.add_column(name, justify="right")
+    plain, ssr = report["plain_forwards"], report["ssr_forwards"]
+    table.add_row("forwards of the model", f"{plain}", f"{ssr}", f"{plain / ssr:.2f}x")
+    plain, ssr = report["plain_seconds"], report["ssr_seconds"]
+    table.add_row(f"seconds (median of {REPEATS})", f"{plain:.2f}", f"{ssr:.2f}", f"{plain / ssr:.2f}x")
+    table.add_row("same tokens", "", "yes" if report["same_tokens"] else "NO", "")
+    table.add_row("answer right", "", "yes" if report["answer_right"] else "no", "")
+    return table
+
+
+def _summary(run: Run) -> str:
+    metrics = run.metrics
+    stages = [f"{stage.draft_tokens} tokens after {stage.draft_budget}" for stage in metrics.stages]
+    drafted = (
+        f"drafted the answer: {', '.join(stages)}" if stages else "had no time to draft: the thought was too short"
+    )
+    return (
+        f"While the model thought for {metrics.thinking_tokens} tokens, a fork of it closed the thought early and "
+        f"{drafted}. Then the model checked what was drafted, many tokens in a forward: "
+        f"{metrics.accepted_tokens} of the answer's {metrics.answer_tokens} tokens it had not to write one by one. "
+        "What it says is what it would have said alone."
+    )

@@ -1,0 +1,82 @@
+"""
+*ledger*: keep the running balance of an account.
+
+The thought adds or subtracts digit by digit from the right, and says after each digit whether one is carried.
+"""
+
+import random
+import re
+
+from .sample import Sample
+
+_OWNERS = "Ada Ben Carl Dora Emil Finn Greta Hugo Ida Jonas Kira Lena Mia Nils Otto Paula"
+_ENTRIES = """
+apples bakery books bread bus candles cheese cinema coffee eggs fees flowers gas gift ink juice lunch milk music paper
+pens rent repair salary shoes soap stamps sugar taxi tea tickets tips tools toys wages water
+"""
+OWNERS, ENTRIES = tuple(_OWNERS.split()), tuple(_ENTRIES.split())
+HEAD = "| No | Entry | Balance | Change |\n| --- | --- | --- | --- |\n"
+MIN_ENTRIES, MAX_ENTRIES = 5, 9
+PIECES = (
+    *OWNERS,
+    *ENTRIES,
+    *("Keep the ledger of ", " from ", ".", ": ", " on ", ", ", " carry, ", " clear, ", "carry", "clear", "Start "),
+    *("Ledger", " of ", ", ", "start", " at ", ":\n\n", "| ", " | ", " |\n", " |", "No", "Entry", "Balance", "Change"),
+    *("---", "The ", "ledger ", "has ", " entries", "and ", "the ", "total ", "after ", " is "),
+)
+
+
+def make(rng: random.Random) -> Sample:
+    """A ledger of 5 to 9 entries, shorter ones more often; all amounts have two digits. `data` is what was drawn."""
+    count = min(rng.randint(MIN_ENTRIES, MAX_ENTRIES), rng.randint(MIN_ENTRIES, MAX_ENTRIES))
+    start = balance = rng.randint(10, 99)
+    entries = {}
+    for name in rng.sample(ENTRIES, count):
+        change = 0
+        while abs(change) < 10 or not 10 <= balance + change <= 99:
+            change = rng.randint(-89, 89)
+        entries[name] = change
+        balance += change
+    owner = rng.choice(OWNERS)
+    lines = [f"{i} {name}: {change:+}" for i, (name, change) in enumerate(entries.items(), 1)]
+    prompt = "\n".join([f"Keep the ledger of {owner} from {start}.", *lines])
+    return Sample("ledger", prompt, _thought(start, entries), _answer(owner, start, entries), (owner, start, entries))
+
+
+def check(sample: Sample, answer: str) -> bool:
+    """Whether the table has every entry in order with its change, each balance is right, and so is the total."""
+    owner, start, entries = sample.data
+    head = f"Ledger of {owner}, start at {start}:\n\n{HEAD}"
+    table, _, end = answer.removeprefix(head).partition("\n\n")
+    rows = [re.fullmatch(r"\| (\d) \| (\w+) \| (\d\d) \| ([+-]\d\d) \|", line) for line in table.split("\n")]
+    if not answer.startswith(head) or not all(rows) or len(rows) != len(entries):
+        return False
+    balance = start
+    for i, (row, (name, change)) in enumerate(zip(rows, entries.items(), strict=True), 1):
+        balance += change
+        if (int(row[1]), row[2], int(row[3]), int(row[4])) != (i, name, balance, change):
+            return False
+    return end == f"The ledger has {len(entries)} entries, and the total after {name} is {balance}."
+
+
+def _thought(start: int, entries: dict[str, int]) -> str:
+    lines, balance = [f"Start {start}"], start
+    for i, (name, change) in enumerate(entries.items(), 1):
+        sign, carry, steps = (-1, "-") if change < 0 else (1, "+"), 0, []
+        for place in (1, 10):
+            a, b = balance // place % 10, abs(change) // place % 10
+            result = a + sign[0] * (b + carry)
+            carry = int(not 0 <= result <= 9)
+            steps.append(f"{a}{sign[1]}{b}={result % 10} {'carry' if carry else 'clear'}")
+        lines.append(f"{i} {name}: {change:+} on {balance}, {', '.join(steps)}, {name}={balance + change}")
+        balance += change
+    return "\n".join(lines)
+
+
+def _answer(owner: str, start: int, entries: dict[str, int]) -> str:
+    lines, balance = [], start
+    for i, (name, change) in enumerate(entries.items(), 1):
+        balance += change
+        lines.append(f"| {i} | {name} | {balance} | {change:+} |")
+    end = f"The ledger has {len(entries)} entries, and the total after {name} is {balance}."
+    return f"Ledger of {owner}, start at {start}:\n\n{HEAD}" + "\n".join(lines) + f"\n\n{end}"

@@ -1,0 +1,114 @@
+"""
+*path*: find the way from one city to another over one-way links.
+
+The thought tries the links of each city in order and turns back where there is none left; then it goes the way back
+from the goal to see which links led there, and adds up the hours.
+"""
+
+import random
+import re
+from itertools import pairwise
+
+from .sample import Sample
+
+_CITIES = """
+Accra Athens Berlin Bogota Cairo Dakar Delhi Dublin Geneva Hanoi Havana Kyoto Lagos Lima Lisbon London Madrid Manila
+Milan Moscow Munich Naples Oslo Paris Porto Prague Quito Riga Rome Seoul Sofia Tokyo Tunis Turin Vienna Warsaw
+"""
+_MEANS = "bike boat bus car plane train tram"
+CITIES, MEANS = tuple(_CITIES.split()), tuple(_MEANS.split())
+MIN_LEGS, MAX_LEGS, MAX_DEAD_ENDS, MAX_LINKS = 4, 7, 6, 3
+PIECES = (
+    *CITIES,
+    *(f" by {means}" for means in MEANS),
+    *(f" {i}: " for i in range(1, MAX_LINKS + 2)),
+    *(f" {i}" for i in range(1, MAX_LINKS + 1)),
+    *("Find the way from ", ", the goal is ", ".", " in ", " h", "no link", ", back to ", "Found ", " via ", " to "),
+    *("Leg ", ", ", " is ", "the ", "start", "The ", "way ", "from ", ":\n\n", ": ", "Go ", "from ", ". ", "You "),
+    *("have ", "now ", "travelled ", "In ", "total ", " legs", " take "),
+)
+
+
+def make(rng: random.Random) -> Sample:
+    """
+    A way of 4 to 7 legs with up to 6 cities off it; `data` is the start, the goal and the links: a city's list of
+    (city, means, hours). Each city is reached by one link only, so there is one way.
+    """
+    legs = min(rng.randint(MIN_LEGS, MAX_LEGS), rng.randint(MIN_LEGS, MAX_LEGS))
+    dead_ends = rng.randint(0, MAX_DEAD_ENDS)
+    way = rng.sample(CITIES, legs + 1 + dead_ends)
+    way, others = way[: legs + 1], way[legs + 1 :]
+    links = {city: [onward] for city, onward in pairwise(way)}
+    for city in others:
+        origin = rng.choice([origin for origin, onward in links.items() if len(onward) < MAX_LINKS])
+        links[origin].append(city)
+        links[city] = []
+    for onward in links.values():
+        rng.shuffle(onward)
+    links = {a: [(b, rng.choice(MEANS), rng.randint(1, 9)) for b in onward] for a, onward in links.items()}
+    lines = []
+    for a, onward in links.items():
+        lines += [f"{a} {i}: {b} by {means} in {hours} h" for i, (b, means, hours) in enumerate(onward, 1)]
+        lines.append(f"{a} {len(onward) + 1}: no link")
+    rng.shuffle(lines)
+    start, goal = way[0], way[-1]
+    prompt = "\n".join([f"Find the way from {start}, the goal is {goal}.", *lines])
+    return Sample("path", prompt, _thought(links, way), _answer(links, way), (start, goal, links))
+
+
+def check(sample: Sample, answer: str) -> bool:
+    """Whether the legs lead from the start to the goal over links that exist, with their means, hours and sums."""
+    start, goal, links = sample.data
+    leg = r"Leg (\d): Go from (\w+) to (\w+) by (\w+) in (\d) h\. You have now travelled (\d\d) h\."
+    head, _, rest = answer.partition("\n\n")
+    *legs, end = rest.split("\n")
+    here, total = start, 0
+    for i, line in enumerate(legs, 1):
+        found = re.fullmatch(leg, line)
+        if not found or (int(found[1]), found[2]) != (i, here):
+            return False
+        link = (found[3], found[4], int(found[5]))
+        here, total = link[0], total + link[2]
+        if link not in links.get(found[2], ()) or int(found[6]) != total:
+            return False
+    return (
+        here == goal
+        and head == f"The way from {start}, the goal is {goal}:"
+        and end == f"In total the {len(legs)} legs take {total:02} h."
+    )
+
+
+def _legs(links: dict, way: list[str]) -> list[tuple[str, str, str, int]]:
+    """Each leg of the way: from, to, means and hours."""
+    return [(a, *next(link for link in links[a] if link[0] == b)) for a, b in pairwise(way)]
+
+
+def _thought(links: dict, way: list[str]) -> str:
+    lines, goal = [], way[-1]
+    origin = {link[0]: (a, i) for a, onward in links.items() for i, link in enumerate(onward, 1)}
+    city, number = way[0], 1
+    while city != goal:
+        if number <= len(links[city]):
+            onward = links[city][number - 1][0]
+            lines.append(f"{city} {number}: {onward}")
+            city, number = onward, 1
+        else:
+            back, tried = origin[city]
+            lines.append(f"{city} {number}: no link, back to {back} {tried}")
+            city, number = back, tried + 1
+    lines.append(f"Found {goal}")
+    lines += [f"{b} via {a}" for a, b in reversed(list(pairwise(way)))]
+    lines.append(f"{way[0]} is the start")
+    total = 0
+    for i, (a, b, means, hours) in enumerate(_legs(links, way), 1):
+        lines.append(f"Leg {i}, {a} to {b} by {means} in {hours} h, {total:02}+{hours}={total + hours:02}")
+        total += hours
+    return "\n".join(lines)
+
+
+def _answer(links: dict, way: list[str]) -> str:
+    lines, total = [f"The way from {way[0]}, the goal is {way[-1]}:\n"], 0
+    for i, (a, b, means, hours) in enumerate(_legs(links, way), 1):
+        total += hours
+        lines.append(f"Leg {i}: Go from {a} to {b} by {means} in {hours} h. You have now travelled {total:02} h.")
+    return "\n".join([*lines, f"In total the {len(way) - 1} legs take {total:02} h."])
