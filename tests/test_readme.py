@@ -27,6 +27,17 @@ def test_python_blocks(tokenizer, capsys, monkeypatch):
     assert "wasted draft tokens" in capsys.readouterr().out
 
 
+def test_python_blocks_of_the_small_reasoners_card(monkeypatch):
+    """With the model itself."""
+    monkeypatch.chdir(ROOT / "model_cards")
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "model_cards/tiny-reasoner/README.md").read_text(), flags=re.DOTALL
+    )
+    assert blocks
+    for block in blocks:
+        exec(block, {})
+
+
 def test_ci_runs_the_shell_blocks():
     named = re.findall(r"<!-- (.*?) -->\n```bash\n", README)
     script = (ROOT / ".ci" / "run").read_text()
