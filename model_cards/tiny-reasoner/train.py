@@ -3,9 +3,9 @@ Trains the tiny reasoner from scratch: tokenizer, weights, and the folder that g
 
     python train.py --minutes 60            # on 2 CPU cores; --resume goes on where a run stopped
 
-The tasks are in `hf_ssr.bench.tasks`. First half a minute of plain lookups (segments shown once, then in another order),
-because copying is what small models learn last; then thoughts and answers. A third of the thoughts is cut at a random
-token.
+The tasks are in `hf_ssr.bench.tasks`. First half a minute of plain lookups (segments shown once, then in another
+order), because copying is what small models learn last; then thoughts and answers. A third of the thoughts is cut at a
+random token.
 """
 
 import argparse
