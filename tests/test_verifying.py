@@ -9,7 +9,7 @@ from functools import lru_cache
 import pytest
 import torch
 from conftest import build_once, plain_run, run
-from tiny_models import prompt_ids
+from tiny_models import build, prompt_ids
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, speculating
 from hf_ssr.drafting import DraftSampling
@@ -169,16 +169,30 @@ def test_gumbel_noise_draws_from_the_distribution():
 SAMPLES = int(os.environ.get("HF_SSR_SAMPLES", "2000"))
 BUDGET, ANSWER_TOKENS = 8, 3
 SAMPLING = {
-    "top_k": {"top_k": 3},
-    "mixed": {"temperature": 0.8, "top_k": 6, "top_p": 0.9, "repetition_penalty": 1.2, "bad_words_ids": [[7]]},
-    "typical": {"temperature": 1.2, "typical_p": 0.5, "min_p": 0.1, "no_repeat_ngram_size": 3},
+    "top_k": {"temperature": 0.06, "top_k": 3},
+    "mixed": {
+        "temperature": 0.7,
+        "top_k": 6,
+        "top_p": 0.95,
+        "typical_p": 0.99,
+        "min_p": 0.01,
+        "repetition_penalty": 1.2,
+        "bad_words_ids": [[7]],
+    },
 }
 MARKERS = {"thinking_start": [], "thinking_end": [159], "forced_close": [158, 159, 157], "thinking_budget": BUDGET}
 
 
+@lru_cache
 def sharper():
-    """A tiny model whose answers depend on its thought, over few tokens."""
-    return build_once("qwen3", dtype=torch.float32)
+    """
+    A tiny model without attention: what it answers depends on the forced close alone, not on a thought that differs
+    from sample to sample, so that a bias stands out.
+    """
+    model = build("qwen3", dtype=torch.float32)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+    return model
 
 
 def answers(model, samples: int, config=None, seed: int = 5, **settings) -> list[tuple[int, ...]]:
@@ -211,7 +225,7 @@ def chi_square(ours, theirs) -> tuple[float, float]:
             expected = (pooled[text, "ours"] + pooled[text, "theirs"]) * share
             statistic += (pooled[text, side] - expected) ** 2 / expected
     degrees = len(cells) - 1
-    assert degrees >= 8
+    assert degrees >= 5
     # Wilson and Hilferty
     return statistic, degrees * (1 - 2 / (9 * degrees) + 4.753 * math.sqrt(2 / (9 * degrees))) ** 3
 
@@ -268,15 +282,15 @@ def test_biased_paths_are_noticed(monkeypatch):
         return token, sparse((scores / 4)[0].softmax(-1))
 
     mutants = [
-        ({"verify": "speculative", "draft_temperature": 2.0}, speculating, "residual", lambda p, q: p),
+        ({"verify": "speculative", "draft_temperature": 5.0}, speculating, "residual", lambda p, q: p),
         (
             {"verify": "speculative", "draft_temperature": 2.0},
             speculating,
             "accepts",
             lambda p, x, q, u: bool(u < p[x]),
         ),
-        ({"verify": "speculative", "draft_temperature": 2.0}, speculating, "accepts", lambda p, x, q, u: True),
-        ({"verify": "block", "draft_temperature": 2.0}, speculating, "residual", lambda p, q: p / p.sum()),
+        ({"verify": "speculative", "draft_temperature": 5.0}, speculating, "accepts", lambda p, x, q, u: True),
+        ({"verify": "block", "draft_temperature": 5.0}, speculating, "residual", lambda p, q: p / p.sum()),
         ({"verify": "speculative"}, DraftSampling, "pick", of_another_temperature),
         ({"verify": "block"}, DraftSampling, "pick", of_another_temperature),
     ]
