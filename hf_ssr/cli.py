@@ -14,7 +14,7 @@ from transformers.utils import logging
 from .bench.demo import run_demo
 from .bench.reasoner import reasoner_folder
 from .bench.tasks import TASKS
-from .comparing import Run, difference_between, print_comparison, run_plain, run_ssr
+from .comparing import Run, difference_between, print_comparison, prompt_ids, run_plain, run_ssr
 from .config import SSRConfig
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
 from .hub import export
@@ -184,7 +184,7 @@ def answer_command(argv: list[str]) -> int:
                 Path(arguments.prediction).read_text(), add_special_tokens=False
             ).input_ids
         model = _load_model(arguments)
-        ids = _prompt_ids(arguments, tokenizer).to(model.device)
+        ids = prompt_ids(tokenizer, arguments.prompt, arguments.prefill).to(model.device)
         run = run_ssr(model, ids, arguments.seed, config, tokenizer, stream=not arguments.json)
         plain = None
         if arguments.compare:
@@ -245,14 +245,6 @@ def _settle_markers(config: SSRConfig, tokenizer) -> None:
     if config.draft_budgets is None:
         print("hf-ssr: no thinking markers found, so nothing forks; --thinking-end sets them", file=sys.stderr)
         config.draft_budgets = []
-
-
-def _prompt_ids(arguments: argparse.Namespace, tokenizer) -> torch.LongTensor:
-    if tokenizer.chat_template is None:
-        return tokenizer(arguments.prompt + arguments.prefill, return_tensors="pt").input_ids
-    chat = [{"role": "user", "content": arguments.prompt}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, enable_thinking=True)
-    return tokenizer(text + arguments.prefill, return_tensors="pt", add_special_tokens=False).input_ids
 
 
 def _report(arguments, model, tokenizer, ids, config: SSRConfig, run: Run, plain: Run | None) -> None:

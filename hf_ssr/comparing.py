@@ -25,6 +25,15 @@ class Run:
     metrics: Any = None
 
 
+def prompt_ids(tokenizer, prompt: str, prefill: str = "") -> torch.LongTensor:
+    """A user's message in the chat template, if there is one, and how the model's turn begins; `(1, prompt_length)`."""
+    if tokenizer.chat_template is None:
+        return tokenizer(prompt + prefill, return_tensors="pt").input_ids
+    chat = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, enable_thinking=True)
+    return tokenizer(text + prefill, return_tensors="pt", add_special_tokens=False).input_ids
+
+
 def timed_generate(model, ids, seed: int, **kwargs) -> Run:
     """`model.generate` from a seed, its forwards counted from outside. Streaming counts as time."""
     forwards = []

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from .config import SSRConfig
 from .drafter_suffix import SuffixDrafter
 from .drafting import Child, Draft, DraftSampling, child_processors, processors_of_row
-from .metrics import SSRMetrics, Stage
+from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .preparing import prepare, run_plain
 from .scheduling import ForkSchedule
@@ -71,7 +71,7 @@ def ssr_decoding(
                 stream,
                 metrics if target.batch_size == 1 else SSRMetrics(prompt_tokens=tokens),
                 prediction=prediction,
-                logits_processor=processors_of_row(logits_processor, place) if len(input_ids) > 1 else logits_processor,
+                logits_processor=processors_of_row(logits_processor, place),
                 stopping_criteria=stopping_criteria,
             )
             for place, (row, thinking, prediction, tokens) in enumerate(
@@ -234,5 +234,4 @@ def arrange_rows(target: Target, texts: list[TextState]) -> None:
             target.fork(new)
         except torch.OutOfMemoryError:
             for row in new:
-                children[row].metrics.stages.append(Stage(children[row].child.draft_budget, 0, "out_of_memory"))
-                children[row].child = None
+                children[row].end_stage("out_of_memory")

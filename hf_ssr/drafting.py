@@ -222,13 +222,12 @@ ROW_WISE_PROCESSORS = _STATELESS | _WARPERS | {logits_process.TemperatureLogitsW
 
 
 def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """For one row of a batch: a repetition penalty knows how far each row is padded."""
+    """For one row: a repetition penalty knows how far each is padded."""
 
     def of_row(processor):
-        padding = getattr(processor, "prompt_ignore_length", None)
-        if not isinstance(padding, torch.Tensor):
-            return processor
-        return type(processor)(processor.penalty, padding[row : row + 1])
+        is_penalty = type(processor) is logits_process.RepetitionPenaltyLogitsProcessor
+        padding = processor.prompt_ignore_length if is_penalty else None
+        return type(processor)(processor.penalty, padding[row : row + 1]) if torch.is_tensor(padding) else processor
 
     return LogitsProcessorList(map(of_row, processors))
 

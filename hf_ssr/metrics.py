@@ -63,7 +63,7 @@ class SSRMetrics:
         forward_seconds, total_seconds (`float`): inside the model's forwards, and of the whole generation.
         thinking_budget (`int`, *optional*): the budget in force; `thinking_budget_capped`: whether it was cut to leave
             room for an answer.
-        draft_probs_bytes (`int`): memory of the largest draft's probabilities, which some rules keep.
+        draft_probs_bytes (`int`): memory of the largest draft's probabilities, which some rules keep; a batch's sum.
         plain_reason (`str`, *optional*): why plain decoding ran instead of SSR.
         per_row (`list[SSRMetrics]`): of a batch, each row's own tokens, and the forwards that it took part in;
             no times, as they are shared.
@@ -288,15 +288,6 @@ def _listed(values: dict[str, float], form: str) -> str:
     return ", ".join(f"{value:{form}} {name}" for name, value in values.items() if value) or "none"
 
 
-_SUMS = (
-    "prompt_tokens",
-    "new_tokens",
-    "thinking_tokens",
-    "rounds",
-    "drafted_tokens",
-    "prefix_accepted",
-    "lookups",
-    "hits",
-)
-_SUMS += ("recovered_tokens", "bonus_tokens", "plain_tokens", "draft_probs_bytes")
+_SUMS = ("prompt_tokens", "new_tokens", "thinking_tokens", "rounds", "drafted_tokens", "prefix_accepted", "lookups")
+_SUMS += ("hits", "recovered_tokens", "bonus_tokens", "plain_tokens", "draft_probs_bytes")
 _DERIVED = tuple(name for name, value in vars(SSRMetrics).items() if isinstance(value, property))

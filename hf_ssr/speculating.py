@@ -74,7 +74,7 @@ def _follow_tokens(text: TextState, draft: Draft, logits: torch.FloatTensor) -> 
 def _follow_block(text: TextState, draft: Draft, logits: torch.FloatTensor) -> tuple[int, bool, int]:
     """By the block rule, which looks at the target's distribution behind every draft token."""
     tokens, qs = _drawn(draft)
-    scores = torch.cat([text.processed(logits[:, i], tokens[:i]) for i in range(logits.shape[1])])
+    scores = text.processed_ahead(logits, tokens)
     probs = scores.softmax(dim=-1).double()
     qs = [DraftProbs.one_hot(token, probs) if q is None else q for token, q in zip(tokens, qs, strict=True)]
     passing, weight = block_acceptance(probs, tokens, qs)

@@ -91,19 +91,31 @@ class TextState:
             return gumbel_choice(scores, self.seed, self._place)
         return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
 
-    def processed(self, logits: torch.FloatTensor, ahead: Sequence[int] = ()) -> torch.FloatTensor:
+    def processed(self, logits: torch.FloatTensor) -> torch.FloatTensor:
         """
-        Scores after the processors, shape `(1, vocab_size)`.
+        Scores of the next token after the processors, shape `(1, vocab_size)`.
 
         Args:
             logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
-            ahead (`Sequence[int]`): tokens to suppose behind the text.
         """
-        ids = self.row.ids
-        if ahead:
-            ids = torch.cat([ids, ids.new_tensor([ahead])], dim=1)
+        return self._processed(self.row.ids, logits, self.thinking.forced)
+
+    def processed_ahead(self, logits: torch.FloatTensor, draft: Sequence[int]) -> torch.FloatTensor:
+        """
+        The same at consecutive positions, each behind the draft tokens before it; shape `(positions, vocab_size)`.
+
+        Args:
+            logits (`torch.FloatTensor` of shape `(1, positions, vocab_size)`): what the target says there.
+            draft (`Sequence[int]`): tokens to suppose behind the text.
+        """
+        ids = torch.cat([self.row.ids, self.row.ids.new_tensor([draft])], dim=1)
+        rows = []
+        for position, forced in zip(range(logits.shape[1]), self.thinking.forced_along(draft), strict=False):
+            rows.append(self._processed(ids[:, : self.row.length + position], logits[:, position], forced))
+        return torch.cat(rows)
+
+    def _processed(self, ids: torch.LongTensor, logits: torch.FloatTensor, forced: int | None) -> torch.FloatTensor:
         scores = self.logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
-        forced = self.thinking.forced_after(ahead)
         return scores if forced is None else force_token(scores, forced)
 
     def keep_scores(self, scores: torch.FloatTensor, logits: torch.FloatTensor) -> None:

@@ -93,14 +93,12 @@ class ThinkingState:
         step = len(self.tokens) - begin
         return self.markers.forced_close[step] if 0 <= step < len(self.markers.forced_close) else None
 
-    def forced_after(self, ahead: Sequence[int]) -> int | None:
-        """The same, behind tokens that are only supposed."""
-        if self._budget is None or not ahead:
-            return self.forced
-        count = len(self.tokens)
-        for token in ahead:
+    def forced_along(self, draft: Sequence[int]) -> list[int | None]:
+        """The same at the next position, and behind each of some tokens that are only supposed."""
+        count, forced = len(self.tokens), [self.forced]
+        for token in draft:
             self.push(token)
-        forced = self.forced
+            forced.append(self.forced)
         self.rewind(count)
         return forced
 

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from hf_ssr import SSRConfig, split_thinking
 from hf_ssr.bench import demo
-from hf_ssr.bench.reasoner import load_reasoner, prompt_ids, reasoner_folder
+from hf_ssr.bench.reasoner import load_reasoner, reasoner_folder
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, VALIDATION, check, draw, split_of
 from hf_ssr.cli import main
+from hf_ssr.comparing import prompt_ids
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from transformers.generation.streamers import BaseStreamer
 
-from ..comparing import Run, run_plain, timed_generate
+from ..comparing import Run, prompt_ids, run_plain, timed_generate
 from ..config import SSRConfig
 from ..thinking import split_thinking
-from .reasoner import load_reasoner, prompt_ids
+from .reasoner import load_reasoner
 from .tasks import HELD_OUT, check, draw
 
 MAX_NEW_TOKENS = 1500

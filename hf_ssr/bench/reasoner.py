@@ -27,10 +27,3 @@ def load_reasoner(folder: Path | str | None = None):
     folder = reasoner_folder() if folder is None else folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(folder)
-
-
-def prompt_ids(tokenizer, prompt: str) -> torch.LongTensor:
-    """A user's message in the chat template, the thought open; shape `(1, prompt_length)`."""
-    chat = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    return tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids

@@ -10,9 +10,10 @@ from rich.progress import track
 from rich.table import Table
 
 from .. import generate as _registered  # noqa: F401  registers the generation mode
+from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..validating import VERIFY_RULES
-from .reasoner import load_reasoner, prompt_ids
+from .reasoner import load_reasoner
 from .tasks import HELD_OUT, TASKS, draw
 
 
@@ -20,7 +21,6 @@ def main(argv: list[str] | None = None) -> int:
     """Prints the table, and the counts behind it as one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m hf_ssr.bench.rules", description=__doc__)
     parser.add_argument("--limit", type=int, default=10, metavar="N", help="held-out tasks of each family (default 10)")
-    parser.add_argument("--max-new-tokens", type=int, default=1500, metavar="N")
     parser.add_argument(
         "--temperatures", type=float, nargs="+", default=[0.0, 0.6, 1.0], metavar="T", help="top-p 0.95"
     )
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         config = SSRConfig.from_tokenizer(
             tokenizer,
             verify=rule,
-            max_new_tokens=arguments.max_new_tokens,
+            max_new_tokens=1500,
             return_dict_in_generate=True,
             **({"temperature": temperature, "top_p": 0.95, "top_k": 0} if temperature else {}),
             do_sample=temperature > 0,
