@@ -1,4 +1,4 @@
-"""What must be settled before the first token: do the settings fit, where do thoughts end, does SSR apply at all."""
+"""What must be settled before the first token: do the settings fit, where do thoughts end; and plain decoding."""
 
 import warnings
 from dataclasses import dataclass
@@ -7,31 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, DynamicCache, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.stopping_criteria import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    MaxTimeCriteria,
-    StopStringCriteria,
-)
-from transformers.generation.utils import GenerationMixin
+from transformers import AutoTokenizer, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import logging
 
+from .applicability import why_batch_is_plain, why_plain
 from .config import SSRConfig, not_applicable
-from .drafting import ROW_WISE_PROCESSORS
-from .forking import has_linear_attention, unsupported_cache
 from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .scheduling import ForkSchedule
-from .self_check import reads_blocks
 from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState
 
 logger = logging.get_logger(__name__)
-
-# a recurrent layer is told from a convolution only in its first forward, but by its name before
-WINDOWED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "conv"}
-ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 
 
 @dataclass
@@ -85,9 +72,9 @@ def prepare(
     """
     if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
         raise ValueError("`input_ids` is empty: SSR needs a prompt of at least one token.")
-    reason = _why_plain(model, config, input_ids.shape[1], model_kwargs, synced_gpus)
+    reason = why_plain(model, config, input_ids.shape[1], model_kwargs, synced_gpus)
     if reason is None and len(input_ids) > 1:
-        reason = _why_batch_is_plain(model, config, stream, logits_processor, stopping_criteria, model_kwargs)
+        reason = why_batch_is_plain(model, config, stream, logits_processor, stopping_criteria, model_kwargs)
     predictions = _predictions(config, len(input_ids))
     markers, tokenizer = _find_markers(model, config, tokenizer)
     _validate_ids(model, config, markers)
@@ -127,73 +114,6 @@ def _predictions(config: SSRConfig, rows: int) -> list[list[int]]:
             "(`[]` = none), or one flat list for all."
         )
     return [list(given[row * prompts // rows]) for row in range(rows)]
-
-
-def _why_plain(
-    model, config: SSRConfig, prompt_length: int, model_kwargs: dict[str, Any], synced_gpus: bool
-) -> str | None:
-    """Why plain decoding must run, or `None`."""
-    if model.config.is_encoder_decoder:
-        return "the model is an encoder-decoder"
-    if model_kwargs.get("inputs_embeds") is not None:
-        return "the prompt is given as `inputs_embeds`"
-    if synced_gpus:
-        return "`synced_gpus` needs as many forwards on every rank"
-    for name in ("output_attentions", "output_hidden_states"):
-        if getattr(config, name) and config.return_dict_in_generate:
-            return f"`{name}` is set, which is not supported"
-    if type(model)._update_model_kwargs_for_generation is not GenerationMixin._update_model_kwargs_for_generation:
-        return f"{type(model).__name__} prepares its steps in a way of its own"
-    cache = model_kwargs.get("cache") if config.use_cache else None
-    reason = unsupported_cache(cache) or _why_positions_are_plain(model, config, prompt_length)
-    if reason is None and (model._is_stateful or has_linear_attention(cache)) and not reads_blocks(model):
-        return f"{type(model).__name__} does not read several tokens at once as it reads them one by one"
-    return reason
-
-
-def _why_positions_are_plain(model, config: SSRConfig, prompt_length: int) -> str | None:
-    """Rotary positions that depend on the longest in a forward: those of a block differ from those of its tokens."""
-    text_config = model.config.get_text_config(decoder=True)
-    parameters = getattr(text_config, "rope_parameters", None) or {}
-    for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
-        kind = rope.get("rope_type")
-        if kind not in ("dynamic", "longrope"):
-            continue
-        limit = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
-        if config.max_length > limit and (kind == "dynamic" or prompt_length <= limit):
-            return (
-                f"the rotary positions of {type(model).__name__} change where a text passes {limit} tokens, and "
-                f"`max_length` is {config.max_length}"
-            )
-    return None
-
-
-def _why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, model_kwargs) -> str | None:
-    """The same for a batch. Each row goes its own way, so what sees all rows at once cannot be asked about one."""
-    cache = model_kwargs["cache"]
-    if type(cache) is not DynamicCache or getattr(cache, "_is_user_defined", False):
-        return "a batch (`num_return_sequences` counts) needs a DynamicCache of its own"
-    layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ["unknown"]
-    if model._is_stateful or (has_linear_attention(cache) and not set(layer_types) <= WINDOWED_LAYER_TYPES):
-        return f"in a batch, the recurrent state of {type(model).__name__} would have to go back for each row alone"
-    if model_kwargs.get("position_ids") is None:
-        return (
-            f"in a batch, {type(model).__name__} takes positions from the place in the cache, not from `position_ids`"
-        )
-    if getattr(model.config.get_text_config(decoder=True), "attn_temperature_tuning", False):
-        return f"in a batch, {type(model).__name__} scales its attention by the place in the cache, padding included"
-    for name in ("output_scores", "output_logits"):
-        if getattr(config, name) and config.return_dict_in_generate:
-            return f"`{name}` is set, which is not supported for a batch"
-    if stream.streamer is not None:
-        return "a streamer is given a token of every row at once, and the rows of a batch go on at different times"
-    for given, known in ((processors, ROW_WISE_PROCESSORS), (criteria, ROW_WISE_CRITERIA)):
-        unknown = next((type(each).__name__ for each in given if type(each) not in known), None)
-        if unknown is not None:
-            return f"{unknown} may look at all rows of a batch at once"
-    if any(type(each) is StopStringCriteria for each in criteria) and config._eos_token_tensor is None:
-        return "`stop_strings` without an end-of-text token do not end the rows of a batch one by one"
-    return None
 
 
 def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers | None, Any]:

@@ -1,5 +1,6 @@
 """Shared fixtures: models, a tokenizer with one piece of text a token, and plain runs to compare with."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -98,6 +99,11 @@ class Plain:
     @property
     def answer(self) -> list[int]:
         return self.new[self.close + 1 :]
+
+
+def chi_square_limit(degrees: int) -> float:
+    """What chi-square exceeds once in a million (Wilson and Hilferty's approximation)."""
+    return degrees * (1 - 2 / (9 * degrees) + 4.753 * math.sqrt(2 / (9 * degrees))) ** 3
 
 
 def run(model, ids, settings: dict[str, Any], seed: int = 7, **kwargs):

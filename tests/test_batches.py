@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 import transformers
-from conftest import build_once
+from conftest import build_once, chi_square_limit
 from test_stream import Recorder, StopAt
 from tiny_models import ARCHITECTURES, VOCAB_SIZE, build, prompt_ids
 from transformers import (
@@ -243,8 +243,7 @@ def test_samples_follow_the_targets_law(model):
     cells.append((sum(counts[key] for key in rare), sum(outcomes[key] for key in rare) or 1e-9))
     statistic = sum((count - expected) ** 2 / expected for count, expected in cells)
     degrees = len(cells) - 1
-    # Wilson and Hilferty: exceeded once in a million
-    assert degrees >= 5 and statistic < degrees * (1 - 2 / (9 * degrees) + 4.753 * math.sqrt(2 / (9 * degrees))) ** 3
+    assert degrees >= 5 and statistic < chi_square_limit(degrees)
 
 
 def test_sampling_with_one_candidate_is_greedy(model, batch):

@@ -16,6 +16,7 @@ LEVELS = [
     ["generate"],
     ["decoding"],
     ["preparing"],
+    ["applicability"],
     ["scheduling", "speculating"],
     ["state"],
     ["drafter_suffix"],

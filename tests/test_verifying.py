@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from conftest import build_once, plain_run, run
+from conftest import build_once, chi_square_limit, plain_run, run
 from tiny_models import build, prompt_ids
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, speculating
@@ -159,7 +159,7 @@ def test_gumbel_noise_draws_from_the_distribution():
     expected = (scores.softmax(-1)[0] * 4000).tolist()
     assert drawn[2] == 0
     statistic = sum((drawn[token] - expected[token]) ** 2 / expected[token] for token in (0, 1, 3))
-    assert statistic < 27.6  # exceeded once in a million by 2 degrees of freedom
+    assert statistic < chi_square_limit(2)
     assert len({gumbel_choice(torch.zeros(1, 1000), 3, (part, i)) for part in (0, 1) for i in range(50)}) > 90
 
 
@@ -226,8 +226,7 @@ def chi_square(ours, theirs) -> tuple[float, float]:
             statistic += (pooled[text, side] - expected) ** 2 / expected
     degrees = len(cells) - 1
     assert degrees >= 5
-    # Wilson and Hilferty
-    return statistic, degrees * (1 - 2 / (9 * degrees) + 4.753 * math.sqrt(2 / (9 * degrees))) ** 3
+    return statistic, chi_square_limit(degrees)
 
 
 CASES = {

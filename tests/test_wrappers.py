@@ -16,6 +16,10 @@ TEXT = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "n
 TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 TEXT |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 IMAGE, IMAGE_START, IMAGE_END = 150, 152, 153
+MARKS = {"image_token_id": IMAGE, "video_token_id": 151}
+MARKS |= {"vision_start_token_id": IMAGE_START, "vision_end_token_id": IMAGE_END}
+VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+VISION |= {"num_position_embeddings": 16}
 
 
 def lively(model):
@@ -29,31 +33,26 @@ def lively(model):
 def qwen3_5_with_images():
     linear = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
     linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-    config = transformers.Qwen3_5Config(
-        text_config=TEXT | linear,
-        vision_config=vision | {"num_position_embeddings": 16},
-        image_token_id=IMAGE,
-        video_token_id=151,
-        vision_start_token_id=IMAGE_START,
-        vision_end_token_id=IMAGE_END,
-    )
+    config = transformers.Qwen3_5Config(text_config=TEXT | linear, vision_config=VISION, **MARKS)
     torch.manual_seed(0)
     return lively(transformers.Qwen3_5ForConditionalGeneration(config)).double()
 
 
 def qwen3_vl():
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-    config = transformers.Qwen3VLConfig(
-        text_config=TEXT | {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
-        vision_config=vision | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
-        image_token_id=IMAGE,
-        video_token_id=151,
-        vision_start_token_id=IMAGE_START,
-        vision_end_token_id=IMAGE_END,
-    )
+    rope = {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}}
+    vision = VISION | {"deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLConfig(text_config=TEXT | rope, vision_config=vision, **MARKS)
     torch.manual_seed(0)
     return lively(transformers.Qwen3VLForConditionalGeneration(config)).double()
+
+
+def image(model) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """The tokens of one image, and its pixels."""
+    vision, patches = model.config.vision_config, 16
+    tokens = [IMAGE_START, *[IMAGE] * (patches // vision.spatial_merge_size**2), IMAGE_END]
+    size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    pixels = torch.randn(patches, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return tokens, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
 
 
 def llama4(**settings):
@@ -88,14 +87,9 @@ def config_for(new: list[int], close: int, settings: dict) -> SSRConfig:
 def test_an_image_in_the_prompt(sampling):
     """Positions of shape `(4, batch_size, sequence_length)`, and pixels that only the prefill reads."""
     model = qwen3_5_with_images()
-    vision = model.config.vision_config
-    patches = 16
-    image = [IMAGE_START, *[IMAGE] * (patches // vision.spatial_merge_size**2), IMAGE_END]
+    tokens, inputs = image(model)
     text = prompt_ids()
-    ids = torch.cat([text[:, :5], torch.tensor([image]), text[:, 5:]], dim=1)
-    size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    pixels = torch.randn(patches, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    inputs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    ids = torch.cat([text[:, :5], torch.tensor([tokens]), text[:, 5:]], dim=1)
     inputs["mm_token_type_ids"] = (ids == IMAGE).long()
     settings = {"max_new_tokens": 60, "repetition_penalty": 1.2, **sampling}
     expected = run(model, ids, settings, **inputs)
@@ -109,15 +103,11 @@ def test_an_image_in_the_prompt(sampling):
 def test_images_in_some_prompts_of_a_batch():
     """Positions of shape `(3, batch_size, sequence_length)`, and fewer images than rows."""
     model = qwen3_vl()
-    vision = model.config.vision_config
-    patches, text = 16, prompt_ids(12)[0].tolist()
-    image = [IMAGE_START, *[IMAGE] * (patches // vision.spatial_merge_size**2), IMAGE_END]
-    rows = [text[:5] + image + text[5:], text, text[4:11]]
+    tokens, inputs = image(model)
+    text = prompt_ids(12)[0].tolist()
+    rows = [text[:5] + tokens + text[5:], text, text[4:11]]
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    pixels = torch.randn(patches, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    inputs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}
     inputs |= {"mm_token_type_ids": (ids == IMAGE).long(), "attention_mask": (ids != 0).long()}
     settings = {"max_new_tokens": 40, "repetition_penalty": 1.2, "do_sample": False}
     expected = run(model, ids, settings, **inputs)
