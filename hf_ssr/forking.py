@@ -114,9 +114,8 @@ def shift_rows(
     for name in PLACE_WISE:
         if (value := kwargs.get(name)) is not None:
             place = places(value, -1, length)
-            value = value.expand(
-                *value.shape[:-2], len(rows), value.shape[-1]
-            )  # positions may be the same for all rows
+            # positions may be given once for all rows
+            value = value.expand(*value.shape[:-2], len(rows), value.shape[-1])
             kwargs[name] = value.gather(-1, place.clamp(min=0).expand(*value.shape[:-1], length))
             if name == "attention_mask":
                 kwargs[name] = kwargs[name] * (place >= 0)

@@ -120,3 +120,34 @@ def test_contract_of_a_candidate_generator():
     made.max_length = 8
     ids, _ = made.get_candidates(torch.tensor([[5, 6, 10, 11, 99, 13]]))
     assert ids.tolist() == [[5, 6, 10, 11, 99, 13, 14]]
+
+
+def test_probabilities_go_with_tokens_that_nothing_has_looked_at():
+    """Up to the first difference; past it a token counts as not drawn, also where the draft is followed on."""
+    made = SuffixDrafter(["draft"], 2, 2, 100)
+    made.add_draft([1, 2, 3, 4, 5, 6, 7, 8], list("abcdefgh"))
+    draft = made.propose(2)
+    assert (draft.ids, draft.then, draft.probs) == ([1, 2], 3, ["a", "b", "c"])
+    for token in (1, 2, 3):
+        made.observe(token)
+    assert made.propose(2).probs == ["d", "e", "f"]
+    made.observe(9)
+    draft = made.propose(2)
+    assert (draft.ids, draft.then, draft.probs) == ([5, 6], None, [])
+    made.observe(5)
+    assert made.propose(2).probs == []
+
+
+def test_probabilities_end_with_the_draft():
+    made = SuffixDrafter(["draft"], 2, 4, 100)
+    made.add_draft([1, 2, 3], list("abc"))
+    draft = made.propose(3)
+    assert (draft.ids, draft.then, draft.probs) == ([1, 2, 3], None, ["a", "b", "c"])
+
+
+def test_probabilities_behind_a_lead_that_the_text_lacks():
+    """The token that shows it has been looked at."""
+    made = SuffixDrafter(["draft"], 2, 4, 100, lead=[50])
+    made.add_draft([50, 1, 2, 3], [None, "a", "b", "c"])
+    made.observe(1)
+    assert (made.propose(2).ids, made.propose(2).probs) == ([2, 3], [])

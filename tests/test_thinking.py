@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, split_thinking
 from hf_ssr.families import FAMILIES, family_of
-from hf_ssr.markers import resolve_markers
+from hf_ssr.markers import require_markers, resolve_markers
 from hf_ssr.thinking import ThinkingState
 
 
@@ -277,3 +277,17 @@ def test_split_thinking():
         split_thinking(torch.tensor([[1], [2]]), config)
     with pytest.raises(ValueError, match="`thinking_end` is not set, and there is no tokenizer"):
         split_thinking([1, 2], SSRConfig())
+
+
+def test_forced_tokens_along_a_draft():
+    """What is forced behind tokens that are only supposed; the state is as before."""
+    markers = require_markers(SSRConfig(thinking_start=[], thinking_end=[9], forced_close=[8, 9, 7, 6]))
+    state = ThinkingState(markers, [1], thinking_budget=2)
+    for token in (3, 4, 8):
+        state.push(token)
+    assert state.forced_along([9, 7, 6, 5]) == [9, 7, 6, None, None]
+    assert state.tokens == [3, 4, 8] and state.open and state.forced == 9
+    for token in (9, 7):
+        state.push(token)
+    assert state.forced_along([6]) == [6, None] and state.forced_along([]) == [6]
+    assert (state.tokens, state.close_position) == ([3, 4, 8, 9, 7], 4)

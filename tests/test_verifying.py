@@ -377,6 +377,31 @@ def test_coupled_depends_on_the_seed_alone(architecture):
         assert len({tuple(row) for row in batch.tolist()}) == 3
 
 
+def test_coupled_drafts_agree_where_the_distributions_do():
+    """What this model answers does not depend on the thought, so a child with the parent's noise writes the answer."""
+    for seed in range(4):
+        config = SSRConfig(**MARKERS, draft_budgets=[0], verify="coupled", do_sample=True, temperature=1.5)
+        config.update(max_new_tokens=BUDGET + 9, return_dict_in_generate=True)
+        metrics = run(sharper(), prompt_ids(8), {}, seed, generation_config=config).metrics
+        assert metrics.stages[0].draft_tokens >= 5 and metrics.recovered_tokens == 0
+        assert metrics.prefix_accepted >= 5
+
+
+@pytest.mark.parametrize("rule", ["exact", "speculative", "block", "coupled"])
+def test_a_forced_close_of_several_tokens(rule):
+    """The rest of the close is forced inside a block too, and no rule loses count of the text."""
+    close = [158, 159, 157, 156, 155]
+    for seed in range(4):
+        markers = {**MARKERS, "forced_close": close}
+        config = SSRConfig(**markers, draft_budgets=[0], verify=rule, do_sample=True, draft_temperature=2.0)
+        config.update(max_new_tokens=40, return_dict_in_generate=True)
+        output = run(sharper(), prompt_ids(8), {}, seed, generation_config=config)
+        new = output.sequences[0, 8:].tolist()
+        if 159 not in new[:BUDGET]:
+            assert new[BUDGET : BUDGET + len(close)] == close
+            assert output.metrics.stages[0].draft_tokens > 0 and output.metrics.thinking_tokens == BUDGET + 2
+
+
 def test_the_scores_of_emitted_tokens(model):
     """One for each token, in order: from them each token has a probability above 0."""
     plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
