@@ -106,7 +106,7 @@ def test_demo_on_a_terminal(width, monkeypatch):
     )
     assert demo.run_demo("ledger", 1, as_json=False) == 0
     shown = screen.getvalue()
-    assert ("a fork of it drafts the answer" in shown) == (width >= demo.WIDE)
+    assert ("meanwhile" in shown) == (width >= demo.WIDE)
     assert "\x1b[32m" in shown and "the total after" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
