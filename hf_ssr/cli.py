@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from .bench.command import add_arguments, bench_command
 from .bench.demo import run_demo
 from .bench.reasoner import reasoner_folder
 from .bench.tasks import TASKS
@@ -42,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
             return export_command(argv[1:])
         if argv[:1] == ["demo"]:
             return demo_command(argv[1:])
+        if argv[:1] == ["bench"]:
+            return compare_methods(argv[1:])
         return answer_command(argv)
     except KeyboardInterrupt:
         print("\nhf-ssr: interrupted", file=sys.stderr)
@@ -89,6 +92,21 @@ def demo_command(argv: list[str]) -> int:
         fail(str(error))
 
 
+def compare_methods(argv: list[str]) -> int:
+    """`hf-ssr bench`."""
+    parser = _Parser(
+        prog="hf-ssr bench",
+        description="Plain generate, prompt lookup, suffix speculation and SSR on the same\nprompts: forwards, "
+        "cost (forwards weighted by what they take), seconds, and whether\nthe tokens are the same.",
+    )
+    add_arguments(parser)
+    logging.disable_progress_bar()
+    try:
+        return bench_command(parser.parse_args(argv))
+    except (ValueError, OSError) as error:
+        fail(str(error))
+
+
 def _budgets(text: str) -> list[int] | str:
     if text == "auto":
         return text
@@ -101,11 +119,12 @@ def _budgets(text: str) -> list[int] | str:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hf-ssr",
-        usage="hf-ssr PROMPT [--model PATH_OR_ID] [options]\n       hf-ssr demo\n       hf-ssr export FOLDER",
+        usage="hf-ssr PROMPT [--model PATH_OR_ID] [options]\n       hf-ssr demo\n       hf-ssr bench\n       "
+        "hf-ssr export FOLDER",
         description="Answer a prompt with a reasoning model. While it thinks, a fork of it drafts the answer, which "
         "the model then verifies: the tokens are those of plain generate, in fewer forwards. The thought goes to "
         "stderr, the answer to stdout.",
-        epilog="A prompt that is the word 'demo' or 'export' goes last: hf-ssr --model M -- export",
+        epilog="A prompt that is the word 'demo', 'bench' or 'export' goes last: hf-ssr --model M -- export",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; put into the model's chat template")
     parser.add_argument("--version", action="version", version=f"hf-ssr {__version__}")
@@ -117,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     model.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
     model.add_argument("--prefill", default="", metavar="TEXT", help="how the model's turn begins, e.g. '<think>'")
     ssr = parser.add_argument_group("drafting")
-    budgets = "thinking tokens after which to fork, 'auto' (default: 64 and each doubling), or '' = never"
+    budgets = "thinking tokens after which to fork, 'auto' (default: as the thought grows), or '' = never"
     ssr.add_argument("--draft-budgets", type=_budgets, metavar="N,N", help=budgets)
     ssr.add_argument("--draft-interval", type=int, metavar="N", help="fork after every N thinking tokens instead")
     ssr.add_argument(

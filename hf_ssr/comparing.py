@@ -3,7 +3,7 @@
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,12 +17,18 @@ from .thinking import ThinkingBudgetLogitsProcessor
 
 @dataclass
 class Run:
-    """New tokens of a run, its forwards and seconds, and the metrics of SSR."""
+    """
+    New tokens of a run, its forwards and seconds, and the metrics of SSR.
+
+    Args:
+        shapes (`list[tuple[int, int, float]]`): rows, tokens and seconds of each forward.
+    """
 
     tokens: list[int]
     forwards: int
     seconds: float
     metrics: Any = None
+    shapes: list[tuple[int, int, float]] = field(default_factory=list, repr=False)
 
 
 def prompt_ids(tokenizer, prompt: str, prefill: str = "") -> torch.LongTensor:
@@ -35,18 +41,32 @@ def prompt_ids(tokenizer, prompt: str, prefill: str = "") -> torch.LongTensor:
 
 
 def timed_generate(model, ids, seed: int, **kwargs) -> Run:
-    """`model.generate` from a seed, its forwards counted from outside. Streaming counts as time."""
-    forwards = []
-    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    """`model.generate` from a seed, its forwards counted and timed from outside. Streaming counts as time."""
+    begins, shapes = [], []
+
+    def now() -> float:
+        if ids.device.type != "cpu":
+            torch.accelerator.synchronize(ids.device)
+        return time.perf_counter()
+
+    def after(module, args, kwargs, output) -> None:
+        rows, tokens = kwargs["input_ids"].shape if "input_ids" in kwargs else args[0].shape
+        shapes.append((rows, tokens, now() - begins[-1]))
+
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: begins.append(now())),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
     torch.manual_seed(seed)
     begin = time.perf_counter()
     try:
         output = model.generate(ids, attention_mask=torch.ones_like(ids), **kwargs)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     seconds = time.perf_counter() - begin
     metrics = output.metrics if isinstance(output, SSROutput) else None
-    return Run(output.sequences[0, ids.shape[1] :].tolist(), len(forwards), seconds, metrics)
+    return Run(output.sequences[0, ids.shape[1] :].tolist(), len(shapes), seconds, metrics, shapes)
 
 
 def run_ssr(model, ids, seed: int, config: SSRConfig, tokenizer, stream: bool) -> Run:

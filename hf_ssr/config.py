@@ -16,9 +16,12 @@ DEFAULTS = {
     "draft_budgets": "auto",
     "verify": "exact",
     "num_draft_tokens": 16,
-    "min_match_length": 2,
+    "min_match_length": 1,
     "sources": SOURCES,
     "draft_seed": 0,
+    "speculate_thinking": True,
+    "max_overhead": 0.05,
+    "grow_in_place": True,
     "strict": False,
 }
 SETTINGS = (
@@ -35,6 +38,9 @@ SETTINGS = (
     "sources",
     "draft_temperature",
     "draft_seed",
+    "speculate_thinking",
+    "max_overhead",
+    "grow_in_place",
     "strict",
     "prediction_ids",
 )
@@ -53,7 +59,8 @@ class SSRConfig(GenerationConfig):
     Args:
         draft_budgets (`list[int]` or `"auto"`, *optional*, default `"auto"`):
             Thinking tokens after which the cache is forked and the child drafts the answer, one stage each. `"auto"`
-            forks at 64 and at each doubling, `[]` never. A budget that the thought does not reach never forks.
+            forks early and again as the thought grows, as far as `max_overhead` allows; `[]` never forks. A budget
+            that the thought does not reach never forks.
         draft_interval (`int`, *optional*):
             Fork every so many thinking tokens, instead of `draft_budgets`. Of the two, the one that a call sets
             replaces an inherited one.
@@ -80,7 +87,7 @@ class SSRConfig(GenerationConfig):
             distribution; `"coupled"` draws tokens that depend on the seed alone, whatever was drafted.
         num_draft_tokens (`int`, *optional*, default 16):
             Most draft tokens in one forward of the target.
-        min_match_length (`int`, *optional*, default 2):
+        min_match_length (`int`, *optional*, default 1):
             Fewest tokens of the text so far that must match a source before what followed there becomes a draft.
         sources (`list[str]`, *optional*, default `["draft", "thought", "prompt", "answer"]`):
             Where drafts may come from. Without `"draft"` nothing forks; `[]` is plain decoding.
@@ -90,6 +97,14 @@ class SSRConfig(GenerationConfig):
         draft_seed (`int`, *optional*, default 0):
             Seed of the child's own generator, if it samples. Changes no output of the exact and the coupled rule,
             and of no rule the distribution.
+        speculate_thinking (`bool`, *optional*, default `True`):
+            Draft in the thought too, where it repeats the prompt, a draft or itself. One prompt only, not a batch.
+        max_overhead (`float` or `"off"`, *optional*, default 0.05):
+            What drafting may cost in vain, as a share of a plain run; held under `"auto"` budgets and without
+            `prediction_ids`. Costs are measured while running, and drafts are as long as pays by them. `"off"`: draft
+            whatever may save forwards.
+        grow_in_place (`bool`, *optional*, default `True`):
+            Append to the cache in place, where transformers copies full-attention layers at every step.
         strict (`bool`, *optional*, default `False`):
             Raise an error where SSR does not apply, instead of a warning and decoding without it.
         prediction_ids (`list[int]` or `list[list[int]]`, *optional*):
@@ -130,6 +145,9 @@ class SSRConfig(GenerationConfig):
         sources: list[str] | None = None,
         draft_temperature: float | None = None,
         draft_seed: int | None = None,
+        speculate_thinking: bool | None = None,
+        max_overhead: float | str | None = None,
+        grow_in_place: bool | None = None,
         strict: bool | None = None,
         prediction_ids: list[int] | list[list[int]] | None = None,
         **kwargs: Any,

@@ -5,20 +5,26 @@ SSR, Self-Speculation for Reasoning Models (arXiv 2608.20359). Read this first.
                (parent, to budget)  |   (parent)                |    (the draft first, then
                                     +-- close early, draft -----+     whatever still matches)
                                         the answer (child)
+
+Beyond the paper: all three, thought, draft and answer, are themselves written by speculation, from whatever they
+repeat. So a later child goes through an earlier draft in a few steps, and corrects it where the thought has changed it.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from .config import SSRConfig
 from .drafter_suffix import SuffixDrafter
-from .drafting import Child, Draft, DraftSampling, child_processors, processors_of_row
+from .drafting import Draft, processors_of_row
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .preparing import prepare, run_plain
-from .scheduling import ForkSchedule
+from .scheduling import ForkSchedule, Governor
+from .shared_prefix import SharedPrefixTarget
 from .speculating import verify
 from .state import TextState, collect
 from .target import Row, Target
@@ -61,13 +67,13 @@ def ssr_decoding(
         plan = prepare(model, input_ids, config, tokenizer, stream, synced_gpus, **plain)
         if plan.plain_reason is not None:
             return run_plain(plan, model, input_ids, config, stream, metrics, synced_gpus=synced_gpus, **plain)
-        target = Target(model, input_ids, config, metrics, model_kwargs)
+        target = SharedPrefixTarget(model, input_ids, config, metrics, model_kwargs)
         texts = [
             TextState(
                 row,
                 config,
                 thinking,
-                SuffixDrafter.from_config(config, lead=thinking.tail),
+                partial(SuffixDrafter.from_config, config, thinking.tail),
                 stream,
                 metrics if target.batch_size == 1 else SSRMetrics(prompt_tokens=tokens),
                 prediction=prediction,
@@ -78,49 +84,47 @@ def ssr_decoding(
                 zip(target.rows, plan.thinking, plan.predictions, plan.prompt_tokens, strict=True)
             )
         ]
-        generate_texts(target, texts, ForkSchedule(config))
+        generate_texts(target, texts, ForkSchedule(config), Governor(config, model))
     return collect(target, texts)
 
 
-def generate_texts(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None:
+def generate_texts(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
     """Think, draft, verify and speculate, all texts in step, until each is done."""
     with target.metrics.timed("prefill"):
         target.prefill()
+        governor.begin(*target.last_shape)
     try:
         for text in texts:
             if text.metrics is not target.metrics:
                 text.metrics.forwards["prefill"] = 1
             if text.config.rule != "exact":
                 text.seed = int(torch.randint(2**62, ()))
-            if not text.thinking.open:
-                text.drafter.add_draft(text.prediction)
-                text.drafter.add("prompt", text.prompt)
         while running := [text for text in texts if not text.done]:
             if all(text.thinking.open for text in running):
-                think_on(target, running, schedule)
+                think_on(target, running, schedule, governor)
             else:
-                step(target, running, schedule)
+                step(target, running, schedule, governor)
     finally:
         target.settle()
 
 
-def think_on(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None:
+def think_on(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
     """Until one of the thoughts closes. Experts have a kernel of their own for one-token steps."""
     with target.model._optimize_model_for_decode():
         while all(text.thinking.open and not text.done for text in texts):
-            step(target, texts, schedule)
+            step(target, texts, schedule, governor)
 
 
-def step(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None:
-    """One forward for all texts. One that thinks takes a token, and so does its child; any other takes a draft."""
+def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
+    """One forward for all texts and their children, over what they propose; each takes a token at least."""
     needs_forward = not target.has_logits  # the prefill yields the first token, without a draft
-    room = min(text.room for text in texts)  # shorter rows are filled up, and nothing may lie past `max_length`
-    drafts = {text: Draft() if text.thinking.open or not needs_forward else text.propose(room) for text in texts}
-    phases = [_phase(text, draft) for text, draft in drafts.items()]
+    drafts = propose(target, texts, schedule, governor) if needs_forward else {}
+    phases = [_phase(text, drafts.get(text.row, Draft())) for text in texts]
     phase = next(name for name in ("drafting", "thinking", "verify", "speculate") if name in phases)
     with target.metrics.timed(phase):
-        proposed = {text.row: draft.ids for text, draft in drafts.items()}
-        recording = not all(text.thinking.open for text in texts)
+        lengths = {text: text.row.length for text in texts}
+        proposed = {row: draft.ids for row, draft in drafts.items()}
+        recording = any(proposed.values()) or not all(text.thinking.open for text in texts)
         try:
             logits = target.forward(phase, proposed, recording)
         except torch.OutOfMemoryError:
@@ -128,13 +132,18 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule) -> None
                 raise
             target.keep([text.row for text in texts])
             logits = target.forward(phase, proposed, recording)
-        for (text, draft), own_phase in zip(drafts.items(), phases, strict=True):
+        for text, own_phase in zip(texts, phases, strict=True):
+            draft = drafts.get(text.row, Draft())
             if text.metrics is not target.metrics:
                 text.metrics.forwards[own_phase] += needs_forward
             if text.thinking.open:
-                think(text, logits, schedule)
+                think(text, draft, drafts, logits, schedule, governor)
             else:
-                verify(text, draft, logits[text.row], needs_forward)
+                kept = verify(text, draft, logits[text.row], needs_forward)
+                text.drafter.record.note(draft, kept)
+        if needs_forward:
+            governor.pay([text.row.length - length for text, length in lengths.items()], *target.last_shape)
+        stop_costly_children(target, texts, schedule, governor)
         arrange_rows(target, texts)
 
 
@@ -144,54 +153,98 @@ def _phase(text: TextState, draft: Draft) -> str:
     return "verify" if draft.is_prefix else "speculate"
 
 
-def think(text: TextState, logits: dict[Row, torch.FloatTensor], schedule: ForkSchedule) -> None:
+def propose(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> dict[Row, Draft]:
+    """What each row may write next. In a batch, rows that think take one token: else all rows would have to move."""
+    children = [text.child for text in texts if text.child is not None]
+    # shorter rows are filled up, and nothing may lie past `max_length`
+    room = min([text.room for text in texts] + [target.config.max_length - child.row.length for child in children])
+    if target.batch_size > 1:
+        shape = partial(_widened, len(target.rows))
+        return {
+            text.row: Draft() if text.thinking.open else governor.fitted(text.propose(room - 1), shape)
+            for text in texts
+        }
+    (text,) = texts
+    child, limit = text.child, room - 1
+    may_differ = child is None or target.takes_uneven_blocks
+    if text.thinking.open:
+        limit = min(limit, until_fork(text, schedule)) if may_differ and text.speculates_thinking else 0
+    draft = governor.fitted(text.propose(limit), lambda n: target.shape_of([1 + n, *[1] * len(children)]))
+    drafts = {text.row: draft}
+    if child is not None and may_differ:
+        own, forced = 1 + len(draft.ids), child.forced(room - 1)
+        ahead = child.propose(room - 1 - len(forced))
+        ahead = governor.fitted(ahead, lambda n: target.shape_of([own, 1 + len(forced) + n]), target.shape_of([own]))
+        drafts[child.row] = child.behind_close(forced, ahead)
+    return drafts
+
+
+def _widened(rows: int, length: int) -> tuple[int, int]:
+    return rows, 1 + length
+
+
+def until_fork(text: TextState, schedule: ForkSchedule) -> int:
+    """Tokens that the thought may grow by before a budget that was asked for."""
+    budget = None if schedule.is_auto else text.next_budget(schedule)
+    return text.room if budget is None else budget - text.thinking.thinking_tokens
+
+
+def think(
+    text: TextState,
+    draft: Draft,
+    drafts: Mapping[Row, Draft],
+    logits: dict[Row, torch.FloatTensor],
+    schedule: ForkSchedule,
+    governor: Governor,
+) -> None:
     """
-    The parent takes a token of its thought. At a budget it is forked: the child closes the thought at once and drafts
-    the answer, a token for each of the parent's.
+    The parent takes the tokens of its thought that it would have written anyway, and one more. At a budget it is
+    forked before the last: the child closes the thought at once and drafts the answer, step by step with the parent.
     """
-    thinking_tokens = text.thinking.thinking_tokens
-    own_logits = logits[text.row][:, -1]
-    token = text.choose(own_logits)
-    if schedule.due(thinking_tokens) and text.can_draft_ahead_of(token):
-        text.end_stage("fork")
-        text.child = fork(text, thinking_tokens)
-    if text.child is not None:
-        child_logits = logits[text.child.row][:, -1] if text.child.row in logits else own_logits
+    own_logits, child = logits[text.row], text.child
+    if child is not None and child.row in logits:
         with text.metrics.timed("drafting_exposed"):  # the parent waits for it
-            text.child.choose(child_logits)
-            text.stream.preview(text.child.tokens)
-    text.emit(token)
+            child.forwards += 1
+            child.choose(drafts.get(child.row, Draft()), logits[child.row])
+            text.stream.preview(child.tokens)
+    choices = text.choices(own_logits)
+    for kept in range(own_logits.shape[1]):
+        token = next(choices)
+        agrees = draft.ids[kept : kept + 1] == [token]
+        if not agrees and may_fork(text, token, schedule, governor):
+            text.end_stage("fork")
+            text.fork(text.thinking.thinking_tokens)
+            text.child.choose(Draft(), own_logits[:, kept : kept + 1])
+        text.emit(token, draft.source if agrees else "model")
+        text.drafter.observe(token)
+        if not agrees or text.done or not text.thinking.open:
+            break
+    kept += agrees
+    text.records["thought"].note(draft, kept)
+    text.metrics.thinking_drafted_tokens += len(draft.ids)
+    text.metrics.thinking_accepted_tokens += kept
     if text.child is not None and text.child.ended_by:
         text.end_stage(text.child.ended_by)
     if text.done or not text.thinking.open:
         text.end_stage("stop" if text.thinking.open else "close")
-        begin_answer(text)
+        if not text.done:
+            text.begin_answer()
 
 
-def fork(text: TextState, thinking_tokens: int) -> Child:
-    """A child that goes on from the text with the forced close."""
-    config, rule = text.config, text.config.rule
-    temperature = config.draft_temperature
-    as_parent = temperature is None and rule != "exact"
-    if temperature is None:
-        temperature = float(as_parent)  # the parent's own is among its processors
-    sampling = DraftSampling(temperature)
-    if rule == "coupled":
-        sampling.noise = text.seed, len(text.thinking.tail)
-    elif temperature > 0:
-        # other rules than the exact one are right only if drafts differ from run to run
-        seed = (config.setting("draft_seed") + thinking_tokens + text.seed) % 2**63
-        sampling.generator = torch.Generator(text.row.ids.device).manual_seed(seed)
-        sampling.keeps_probs = rule != "exact"
-    return Child(
-        text.row.fork(),
-        thinking_tokens,
-        text.thinking.markers.forced_close,
-        child_processors(text.logits_processor, temperature == 0, not as_parent),
-        sampling,
-        text.eos_ids,
-        config.max_draft_length,
-    )
+def may_fork(text: TextState, token: int, schedule: ForkSchedule, governor: Governor) -> bool:
+    """Whether a stage begins before `token` of the thought."""
+    budget = text.next_budget(schedule)
+    if budget is None or budget > text.thinking.thinking_tokens or not text.can_draft_ahead_of(token):
+        return False
+    return not schedule.is_auto or governor.allows_stage()
+
+
+def stop_costly_children(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
+    """Under automatic budgets, what is not paid back has a limit."""
+    children = [text for text in texts if text.child is not None and text.child.row in target.rows]
+    if schedule.is_auto and children and not governor.allows_child(target.shape_of([1] * len(target.rows))):
+        for text in children:
+            text.end_stage("overhead")
 
 
 def drop_children(texts: list[TextState]) -> bool:
@@ -200,21 +253,6 @@ def drop_children(texts: list[TextState]) -> bool:
     for text in parents:
         text.end_stage("out_of_memory")
     return bool(parents)
-
-
-def begin_answer(text: TextState) -> None:
-    """The drafter learns the thought and the drafts. Of equally long matches, a later draft wins, then the thought."""
-    text.drafter.begin_answer()
-    if text.done:
-        return
-    text.drafter.add("thought", text.thinking.thought)
-    if text.thinking.open_position == 0:
-        text.drafter.add("prompt", text.prompt)
-    tail = text.thinking.tail
-    for draft, probs in [*text.drafts, (text.prediction, [])]:
-        if draft and tuple(draft[: len(tail)]) != tail:
-            draft, probs = [*tail, *draft], probs and [None] * len(tail) + probs
-        text.drafter.add_draft(draft, probs or None)
 
 
 def arrange_rows(target: Target, texts: list[TextState]) -> None:

@@ -1,14 +1,18 @@
 """Drafts from what is already written: along a draft, past a mismatch, or where the text's suffix occurred."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .drafting import Draft, Drafter
 from .suffix_automaton import SuffixAutomaton, SuffixMatch
 from .verifying import DraftProbs
 
-DRAFT_PER_MATCHED_TOKEN = 2  # a match of n tokens is worth a draft of 2 n; agreement since then counts as match
 MOST_DRAFTS = 16  # older drafts are forgotten: each source costs time at every token
-MOST_DISTRUST = 8  # each suffix match in vain asks for a match one token longer, up to this many more
+LONGEST_KIND = 8  # matches and runs that are longer count as one kind
+
+
+def _indexed(tokens: SuffixAutomaton | Sequence[int]) -> SuffixAutomaton:
+    return tokens if isinstance(tokens, SuffixAutomaton) else SuffixAutomaton(tokens)
 
 
 @dataclass(eq=False)
@@ -17,7 +21,7 @@ class _Source:
 
     name: str
     automaton: SuffixAutomaton
-    match: SuffixMatch | None  # None: the answer itself, matched against its own past
+    match: SuffixMatch | None  # None: the text itself, matched against its own past
     probs: list | None = None  # of a draft: what each token was drawn from
 
     @property
@@ -33,10 +37,10 @@ class SuffixDrafter(Drafter):
     """
     Follows one source at a time, the alignment, and searches for a new place when it is lost.
 
-    After a mismatch it first supposes a substitution: the source goes on behind the token that differs. If the next
-    token differs too, it takes the place near by that the last tokens match best (after an insertion or a deletion),
-    unless a longer suffix of the text occurs in any source. How much is drafted grows with what has agreed and halves
-    with each miss, so that a source that does not fit is soon left alone.
+    After a mismatch it supposes a substitution: the source goes on behind the token that differs, and wherever the old
+    token comes again, the new one is proposed (a renamed variable). If the next token differs too, it takes the place
+    near by that the last tokens match best (after an insertion or a deletion), or the source in which the longest
+    suffix of the text occurs: whichever kind of draft has been kept more often so far.
 
     Args:
         sources (`Sequence[str]`): which to use, of draft, thought, prompt, answer.
@@ -44,63 +48,65 @@ class SuffixDrafter(Drafter):
         num_draft_tokens (`int`): most tokens of a draft.
         max_length (`int`): most tokens of prompt and output.
         lead (`Sequence[int]`): what may stand between a thought's close and the answer; a draft may have it or lack it.
+        own (`str`): what the text is: `"answer"` or `"thought"`.
+        record ([`AcceptanceRecord`], *optional*): of drafts so far, in texts of this kind.
 
-    Example: the draft is `a b c d e`, the text `a x`. `x` differs from `b`, so `c d e` is proposed next.
+    Example: the draft is `a b c d b`, the text `a x`. `x` differs from `b`, so `c d x` is proposed next.
     """
 
-    def __init__(self, sources, min_match_length: int, num_draft_tokens: int, max_length: int, lead=()):
-        super().__init__(num_draft_tokens, max_length)
+    def __init__(
+        self, sources, min_match_length: int, num_draft_tokens: int, max_length: int, lead=(), own="answer", record=None
+    ):
+        super().__init__(num_draft_tokens, max_length, record)
         self._names = tuple(sources)
         self._min_match_length = min_match_length
         self._lead = tuple(lead)
-        self._full_trust = 4 * num_draft_tokens
-        self._answer = SuffixAutomaton()
-        self._sources = [_Source("answer", self._answer, None)] if "answer" in self._names else []
+        self.written = SuffixAutomaton()  # the text that was observed
+        self._sources = [_Source(own, self.written, None)] if own in self._names else []
         self._recent: list[int] = []  # last tokens of the text
-        self._distrust = 0
-        self._lose()
+        self._begin = 0
+        self._follow(None, 0)
 
     @classmethod
-    def from_config(cls, config, lead=()) -> "SuffixDrafter":
+    def from_config(cls, config, lead=(), own="answer", record=None) -> "SuffixDrafter":
         """A drafter with the settings of an [`SSRConfig`] that `generate` has prepared."""
         names = ("sources", "min_match_length", "num_draft_tokens")
-        return cls(*(config.setting(name) for name in names), config.max_length, lead)
+        return cls(*(config.setting(name) for name in names), config.max_length, lead, own, record)
 
-    def add(self, name: str, tokens) -> None:
-        """One more source, prompt or thought. Of equally long matches, one in an earlier source wins."""
-        if name in self._names and len(tokens):
-            automaton = SuffixAutomaton(tokens)
+    def add(self, name: str, tokens: SuffixAutomaton | Sequence[int]) -> None:
+        """One more source, prompt or thought; it may still grow. Of equally long matches, an earlier source wins."""
+        if name in self._names:
+            automaton = _indexed(tokens)
             self._sources.append(_Source(name, automaton, SuffixMatch(automaton)))
 
-    def add_draft(self, tokens, probs: list[DraftProbs | None] | None = None) -> None:
+    def add_draft(
+        self,
+        tokens: SuffixAutomaton | Sequence[int],
+        probs: list[DraftProbs | None] | None = None,
+        begin: int | None = 0,
+    ) -> None:
         """
-        A draft of what comes next: followed from its first token, and searched before older ones. `probs` are what each
-        token was drawn from; they are proposed with it until the first token that differs: what a decision has looked
-        at counts as not drawn.
+        A draft of what comes next: followed from its token `begin`, if there is one, and searched before older drafts.
+        `probs` are what each token was drawn from; they are proposed with it until the first token that differs: what a
+        decision has looked at counts as not drawn.
         """
         if "draft" in self._names and len(tokens):
-            automaton = SuffixAutomaton(tokens)
+            automaton = _indexed(tokens)
             self._sources.insert(0, _Source("draft", automaton, SuffixMatch(automaton), probs))
             drafts = [source for source in self._sources if source.name == "draft"]
             for source in drafts[MOST_DRAFTS:]:
                 self._sources.remove(source)
-            self._follow(self._sources[0], 0, self._full_trust)
-            self._is_prefix = self._is_unseen = True
-
-    def begin_answer(self) -> None:
-        """The thought is over: what matched before it does not tell what follows it."""
-        self._lose()
-        self._recent.clear()
-        for source in self._sources:
-            if source.match is not None:
-                source.match = SuffixMatch(source.automaton)
+            if begin is not None:
+                self._follow(self._sources[0], begin)
+                self._begin = begin
+                self._is_prefix = self._is_unseen = True
 
     def observe(self, token: int) -> None:
         """The next token of the text."""
         for source in self._sources:
             if source.match is not None:
                 source.match.advance(token)
-        self._answer.extend(token)
+        self.written.extend(token)
         self._recent.append(token)
         del self._recent[: -self.num_draft_tokens]
         if self._source is not None:
@@ -108,54 +114,64 @@ class SuffixDrafter(Drafter):
 
     def propose(self, limit: int) -> Draft:
         """At most `limit` tokens that may come next."""
-        if self._source is None or self._misses > 1 or self._position >= len(self._source.tokens):
-            self._realign()
-        if self._source is None or self._misses > 1 or limit <= 0:
+        if limit <= 0:
             return Draft()
-        begin, end = self._position, self._position + min(limit, self._trust)
-        draft = Draft(self._source.tokens[begin:end], self._source.name, self._is_prefix)
+        if self._source is None or self._misses or self._position >= len(self._source.tokens):
+            self._realign()
+        if self._source is None or self._misses > 1:
+            return Draft()
+        begin, end = self._position, self._position + limit
+        ids = self._source.tokens[begin:end]
+        if self._renamed:
+            ids = [self._renamed.get(token, token) for token in ids]
+        draft = Draft(ids, self._source.name, self._is_prefix, self._kind, self.record.chance(self._kind))
         if self._is_unseen and self._source.probs is not None:
             draft.then = next(iter(self._source.tokens[end : end + 1]), None)
             draft.probs = self._source.probs[begin : end + 1]
         return draft
 
-    def _follow(self, source: _Source, position: int, trust: int) -> None:
-        self._source: _Source | None = source
-        self._position = position  # of the token that should come next
-        self._trust = trust  # most tokens to draft from here
-        self._misses = 0  # tokens since the last that agreed
-        self._is_prefix = self._is_unseen = self._is_found = False
+    @property
+    def _kind(self) -> str:
+        """Drafts of a kind are kept about equally often."""
+        if self._is_prefix:
+            return "prefix"
+        if self._run == 0 and self._matched:
+            return f"match {min(self._matched, LONGEST_KIND)}"
+        return f"aligned {min(self._run, LONGEST_KIND)}"
 
-    def _lose(self) -> None:
-        self._source = None
-        self._position = self._trust = self._misses = 0
-        self._is_prefix = self._is_unseen = self._is_found = False
+    def _follow(self, source: "_Source | None", position: int, matched: int = 0) -> None:
+        self._source = source
+        self._position = position  # of the token that should come next
+        self._matched = matched  # tokens of the suffix that led here
+        self._run = 0  # tokens that agreed since, halved at each miss
+        self._misses = 0  # tokens since the last that agreed
+        self._renamed: dict[int, int] = {}  # tokens of the source, and what the text has in their places
+        self._is_prefix = self._is_unseen = False
 
     def _align(self, token: int) -> None:
         """Moves on by one token of the text."""
         tokens = self._source.tokens
-        agrees = self._position < len(tokens) and tokens[self._position] == token
+        there = tokens[self._position] if self._position < len(tokens) else None
+        agrees = there is not None and self._renamed.get(there, there) == token
         self._is_unseen = self._is_unseen and agrees
-        if self._is_found:  # by a search; was it worth it?
-            self._distrust = 0 if agrees else min(self._distrust + 1, MOST_DISTRUST)
-            self._is_found = False
         if agrees:
             self._position += 1
+            self._run += 1
             self._misses = 0
-            self._trust = min(self._trust + 1, self._full_trust)
-        elif self._is_prefix and self._position == 0 and token in self._lead:
+        elif self._is_prefix and self._position == self._begin == 0 and token in self._lead:
             pass  # the draft lacks what leads to the answer
-        elif self._is_prefix and self._position == 0 and self._lacks_lead(token):
+        elif self._is_prefix and self._position == self._begin == 0 and self._lacks_lead(token):
             self._position = len(self._lead) + 1
         else:
             self._is_prefix = False
             self._misses += 1
-            if self._misses <= 2:  # what was proposed, then what was supposed, was wrong
-                self._trust //= 2
-            if self._misses == 1:
-                self._position += 1  # suppose a substitution
-            if self._trust < self._min_match_length or self._misses > self.num_draft_tokens:
-                self._lose()
+            self._run = min(self._run, 2 * LONGEST_KIND) // 2  # what agreed for long will agree again
+            self._matched = 0
+            if self._misses == 1 and there is not None:
+                self._renamed[there] = token  # suppose a substitution
+                self._position += 1
+            elif self._misses > self.num_draft_tokens:
+                self._follow(None, 0)
 
     def _lacks_lead(self, token: int) -> bool:
         """Whether the text goes without the lead that the draft begins with."""
@@ -163,25 +179,27 @@ class SuffixDrafter(Drafter):
         return tuple(tokens[: len(lead)]) == lead and tokens[len(lead) : len(lead) + 1] == [token]
 
     def _realign(self) -> None:
-        """Takes the place that the last tokens match best, near the one that was lost or found by suffix search."""
-        near, place = self._best_place_near()
+        """Goes on where drafts have been kept most often: here, near by, or where the longest suffix occurred."""
+        best, place, matched = 0.0, None, 0
+        if self._source is not None and self._misses <= 1 and self._position < len(self._source.tokens):
+            best = self.record.chance(self._kind)
+        elif self._misses > 1:
+            matched, place = self._best_place_near()
+            best = self.record.chance(f"match {min(matched, LONGEST_KIND)}") if matched else 0.0
         length, source, position = 0, None, 0
         for candidate in self._sources:
-            matched, follow = candidate.continuation()
-            if matched > length:
-                length, source, position = matched, candidate, follow
-        if length > near and length >= self._min_match_length + self._distrust:
-            self._follow(source, position, min(DRAFT_PER_MATCHED_TOKEN * length, self._full_trust))
-            self._is_found = True
-        elif near:
-            self._follow(self._source, place, self._trust)
+            found, follow = candidate.continuation()
+            if found > length:
+                length, source, position = found, candidate, follow
+        if length >= self._min_match_length and self.record.chance(f"match {min(length, LONGEST_KIND)}") > best:
+            self._follow(source, position, length)
+        elif matched:
+            self._position, self._matched, self._misses, self._run = place, matched, 0, 0
         elif self._source is not None and self._position >= len(self._source.tokens):
-            self._lose()
+            self._follow(None, 0)
 
     def _best_place_near(self) -> tuple[int, int]:
         """How many of the last tokens match near the lost place, and the position behind them."""
-        if self._source is None or self._misses < 2:
-            return 0, 0
         tokens, reach = self._source.tokens, self.num_draft_tokens
         best, place = 0, 0
         first, last = max(1, self._position - reach), min(len(tokens) - 1, self._position + reach)

@@ -21,6 +21,8 @@ class Draft:
         ids (`list[int]`): the proposed tokens; empty = nothing to propose.
         source (`str`, *optional*): where they come from: draft, thought, prompt or answer.
         is_prefix (`bool`): whether they go on from the beginning of a draft that has agreed so far.
+        kind (`str`): how they were found. Drafts of a kind are kept about equally often.
+        chance (`float`): how often a token of such a draft was kept so far, if those before it were.
         probs (`list[DraftProbs | None]`): what each was drawn from, as far as no decision has looked at it yet. Empty,
             and `None` for a token, where it was not drawn. One longer than `ids` if `then` is there.
         then (`int`, *optional*): the token drafted behind `ids`: it needs no forward of its own to be verified.
@@ -29,8 +31,37 @@ class Draft:
     ids: list[int] = field(default_factory=list)
     source: str | None = None
     is_prefix: bool = False
+    kind: str = ""
+    chance: float = 1.0
     probs: list[DraftProbs | None] = field(default_factory=list)
     then: int | None = None
+
+
+class AcceptanceRecord:
+    """
+    How often drafts of each kind were kept. A kind that is new is supposed to be as good as its match is long; what was
+    long ago counts less.
+    """
+
+    def __init__(self):
+        self._counts: dict[str, list[float]] = {}
+
+    def chance(self, kind: str) -> float:
+        """How often a token of such a draft is kept, if those before it are."""
+        kept, lost = self._counts.get(kind, (0.0, 0.0))
+        name, _, length = kind.partition(" ")
+        supposed = 8.0 if name == "prefix" else 2.0 + int(length) if name == "aligned" else float(length)
+        return (kept + supposed) / (kept + lost + supposed + 1)
+
+    def note(self, draft: Draft, kept: int) -> None:
+        """So many tokens of a draft were kept."""
+        if draft.ids:
+            counts = self._counts.setdefault(draft.kind, [0.0, 0.0])
+            counts[0] = FORGETTING * counts[0] + kept
+            counts[1] = FORGETTING * counts[1] + (kept < len(draft.ids))
+
+
+FORGETTING = 0.95  # of what a kind was worth, at each of its drafts
 
 
 class Drafter(CandidateGenerator):
@@ -42,9 +73,12 @@ class Drafter(CandidateGenerator):
     Args:
         num_draft_tokens (`int`): most tokens of a draft.
         max_length (`int`): most tokens of prompt and output.
+        record ([`AcceptanceRecord`], *optional*): of drafts so far.
     """
 
-    def __init__(self, num_draft_tokens: int, max_length: int):
+    def __init__(self, num_draft_tokens: int, max_length: int, record: AcceptanceRecord | None = None):
+        self.record = AcceptanceRecord() if record is None else record
+        self._proposed = Draft()
         self.num_draft_tokens = num_draft_tokens
         self.max_length = max_length
         self.length = 0  # tokens of the text that the drafter knows of
@@ -71,16 +105,18 @@ class Drafter(CandidateGenerator):
         for token in input_ids[0, self.length :].tolist():
             self.observe(token)
         self.length = input_ids.shape[1]
-        draft = self.propose(min(self.num_draft_tokens, self.max_length - self.length - 1))
+        draft = self._proposed = self.propose(min(self.num_draft_tokens, self.max_length - self.length - 1))
         return torch.cat([input_ids, input_ids.new_tensor([draft.ids])], dim=1), None
 
     def update_candidate_strategy(self, input_ids, scores, num_matches) -> None:
-        """Nothing: what was accepted is seen in the next `input_ids`."""
+        """What was accepted is seen in the next `input_ids`; how much, is noted."""
+        self.record.note(self._proposed, num_matches)
 
 
 class Child:
     """
-    The fork of the text that closes the thought early and drafts the answer, one token a step.
+    The fork of the text that closes the thought early and drafts the answer: one token a step, or as many as its own
+    drafter proposes and it would have picked itself. So an earlier draft is gone through in a few steps.
 
     It has its own random generator, and calls only processors that have no state: nothing of the parent's is touched.
 
@@ -91,6 +127,8 @@ class Child:
         logits_processor (`LogitsProcessorList`): of the parent, see [`child_processors`].
         sampling ([`DraftSampling`]): how it picks its tokens.
         eos_ids (`set[int]`): tokens that end the draft.
+        drafter ([`Drafter`]): proposes what the child may pick; is told what it picks.
+        max_length (`int`): most tokens of its text.
         max_draft_length (`int`, *optional*): most drafted tokens.
     """
 
@@ -102,9 +140,14 @@ class Child:
         logits_processor: LogitsProcessorList,
         sampling: "DraftSampling",
         eos_ids: set[int],
+        drafter: "Drafter",
+        max_length: int,
         max_draft_length: int | None = None,
     ):
         self.row = row
+        self.drafter = drafter
+        self.forwards = 0  # that it has taken part in
+        self._drafted = Draft()
         self.draft_budget = draft_budget
         self.tokens: list[int] = []  # the draft, without the close
         self.probs: list[DraftProbs | None] = []  # what each was drawn from, if `sampling` keeps it
@@ -113,28 +156,58 @@ class Child:
         self._processors = logits_processor
         self._sampling = sampling
         self._eos_ids = eos_ids
+        self._max_length = max_length
         self._max_draft_length = max_draft_length
 
-    def choose(self, logits: torch.FloatTensor) -> None:
+    def forced(self, limit: int) -> list[int]:
+        """At most `limit` tokens of what is left of the close."""
+        return self._forced[: max(0, limit)]
+
+    def propose(self, limit: int) -> Draft:
+        """A draft of at most `limit` tokens that may come next, behind the close."""
+        return self.drafter.propose(min(self.drafter.num_draft_tokens, limit))
+
+    def behind_close(self, forced: list[int], draft: Draft) -> Draft:
+        """What is left of the close, and a draft behind it, as one."""
+        self._drafted = draft if len(forced) == len(self._forced) else Draft()
+        return Draft(forced + self._drafted.ids)
+
+    def choose(self, draft: Draft, logits: torch.FloatTensor) -> None:
         """
-        Appends the child's next token: the next of the close, or one it picks.
+        Appends the child's next tokens, as long as what it picks is what was proposed, and one more.
 
         Args:
-            logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
+            draft ([`Draft`]): what was proposed.
+            logits (`torch.FloatTensor` of shape `(1, draft_length + 1, vocab_size)`): what the target says comes after
+                the text, and after each draft token.
         """
+        drafted, self._drafted = self._drafted, Draft()
+        forced = len(draft.ids) - len(drafted.ids)
+        for kept in range(logits.shape[1]):
+            token = self._next(logits[:, kept])
+            self.row.append(token)
+            if self.row.length == self._max_length and not self.ended_by:
+                self.ended_by = "max_length"
+            if self.ended_by or draft.ids[kept : kept + 1] != [token]:
+                break
+        agrees = draft.ids[kept : kept + 1] == [token]
+        self.drafter.record.note(drafted, max(0, kept + agrees - forced))
+
+    def _next(self, logits: torch.FloatTensor) -> int:
+        """The next token of the close, or one that the child picks."""
         if self._forced:
-            self.row.append(self._forced.pop(0))
-            return
+            return self._forced.pop(0)
         ids = self.row.ids
         scores = self._processors(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
         token, probs = self._sampling.pick(scores, len(self.tokens))
-        self.row.append(token)
         self.tokens.append(token)
         self.probs.append(probs)
+        self.drafter.observe(token)
         if token in self._eos_ids:
             self.ended_by = "eos"
         elif len(self.tokens) == self._max_draft_length:
             self.ended_by = "max_draft_length"
+        return token
 
 
 @dataclass

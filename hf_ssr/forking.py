@@ -149,7 +149,7 @@ class Rollback:
 
     def __init__(self, cache: Cache, length: int):
         self._layers = [layer for layer in cache.layers if type(layer) is not DummyLayer]
-        self._recurrent = [layer for layer in self._layers if _is_recurrent(layer)]
+        self._recurrent = [layer for layer in self._layers if is_recurrent(layer)]
         self._ahead = [_length(layer) - length for layer in self._layers]
         self._states: list[tuple[dict, dict]] | None = None
         self._is_under_way = False
@@ -230,7 +230,8 @@ class Rollback:
         self._states = None
 
 
-def _is_recurrent(layer) -> bool:
+def is_recurrent(layer) -> bool:
+    """Whether a layer keeps a state that only goes forward. Known after its first forward."""
     return isinstance(layer, LinearAttentionLayer) and not layer.is_croppable
 
 
@@ -249,7 +250,7 @@ def _length(layer) -> int:
 
 def _excess(layer, length: int) -> int | None:
     """Tokens past `length` that the layer has taken in; `None` if it cannot tell, or cannot give them back."""
-    if _is_recurrent(layer) and type(layer) is LinearAttentionLayer:
+    if is_recurrent(layer) and type(layer) is LinearAttentionLayer:
         return 0
     if type(layer) is LinearAttentionLayer:  # a convolution
         return layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0] if layer.record_past else None
@@ -261,5 +262,5 @@ def _excess(layer, length: int) -> int | None:
 def _crop(layer, count: int) -> None:
     if isinstance(layer, LinearAttentionAndFullAttentionLayer):
         DynamicLayer.crop(layer, -count)  # its state is restored from a copy
-    elif not _is_recurrent(layer) and (count or getattr(layer, "record_past", False)):
+    elif not is_recurrent(layer) and (count or getattr(layer, "record_past", False)):
         layer.crop(-count)

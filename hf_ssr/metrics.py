@@ -10,8 +10,8 @@ import torch
 
 from .validating import SOURCES
 
-# Where the target's forwards are spent: `drafting` are the two-row steps in which the child drafts while the parent
-# thinks; `verify` are the rounds up to the first mismatch with the draft, `speculate` all later steps of the answer.
+# Where the target's forwards are spent: `drafting` are the steps in which a child drafts while its parent thinks;
+# `verify` are the rounds up to the first mismatch with the draft, `speculate` all later steps of the answer.
 PHASES = ("prefill", "thinking", "drafting", "verify", "speculate")
 
 
@@ -27,13 +27,23 @@ class Stage:
     Args:
         draft_budget (`int`): thinking tokens before the fork.
         draft_tokens (`int`): tokens that the child drafted, the forced close not counted.
-        ended_by (`str`): `"eos"`, `"max_draft_length"`, `"fork"` (the next stage began), `"close"` (the thought ended),
-            `"stop"` (generation ended) or `"out_of_memory"` (there was no room for the fork, or for its next step).
+        ended_by (`str`): `"eos"`, `"max_draft_length"`, `"max_length"`, `"fork"` (the next stage began), `"close"` (the
+            thought ended), `"overhead"` (`max_overhead` allows no more), `"stop"` (generation ended) or
+            `"out_of_memory"` (there was no room for the fork, or for its next step).
+        forwards (`int`): that the child took part in.
     """
 
     draft_budget: int
     draft_tokens: int = 0
     ended_by: str = ""
+    forwards: int = 0
+
+
+@dataclass
+class Timer:
+    """Seconds of what was timed."""
+
+    seconds: float = 0.0
 
 
 @dataclass
@@ -56,7 +66,10 @@ class SSRMetrics:
             the first mismatch), or `"draft"`, `"thought"`, `"prompt"`, `"answer"` (past a mismatch).
         lookups, hits (`int`): steps of the answer past the first mismatch; those in which a draft token was accepted.
         forwards (`dict[str, int]`): target forwards by phase.
-        shapes (`dict[str, list]`): forwards after the prefill by rows x tokens: how many, and their seconds.
+        shapes (`dict[str, dict[str, list]]`): forwards after the prefill by phase and by rows x tokens: how many, and
+            their seconds.
+        thinking_drafted_tokens, thinking_accepted_tokens (`int`): draft tokens verified, and kept, in the thought; the
+            other counts are of the answer.
         seconds (`dict[str, float]`): wall time by phase. Drafting is hidden in the thought, except for
             `drafting_exposed`, the part of it in which the parent waits: to fork, drop the row, pick the child's
             tokens.
@@ -84,7 +97,9 @@ class SSRMetrics:
     lookups: int = 0
     hits: int = 0
     forwards: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
-    shapes: dict[str, list] = field(default_factory=dict)
+    thinking_drafted_tokens: int = 0
+    thinking_accepted_tokens: int = 0
+    shapes: dict[str, dict[str, list]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "drafting_exposed"), 0.0))
     forward_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -116,17 +131,17 @@ class SSRMetrics:
         self.spans[-1][1] += 1
 
     @contextmanager
-    def timed_forward(self, phase: str, rows: int, tokens: int, device: torch.device) -> Iterator[None]:
+    def timed_forward(self, phase: str, rows: int, tokens: int, device: torch.device) -> Iterator["Timer"]:
         """Counts one target forward of `rows` x `tokens` and its time. Waits for the device, as picking would."""
-        begin = time.perf_counter()
-        yield
+        timer, begin = Timer(), time.perf_counter()
+        yield timer
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        elapsed = time.perf_counter() - begin
+        elapsed = timer.seconds = time.perf_counter() - begin
         self.forwards[phase] += 1
         self.forward_seconds += elapsed
         if phase != "prefill":
-            shape = self.shapes.setdefault(f"{rows}x{tokens}", [0, 0.0])
+            shape = self.shapes.setdefault(phase, {}).setdefault(f"{rows}x{tokens}", [0, 0.0])
             shape[0] += 1
             shape[1] += elapsed
 
@@ -209,24 +224,26 @@ class SSRMetrics:
         return _ratio(self.answer_tokens, self.answer_forwards)
 
     def _mean_seconds(self, select) -> float:
-        """Mean time of the forwards whose (rows, tokens) `select` takes."""
-        chosen = [v for shape, v in self.shapes.items() if select(*map(int, shape.split("x")))]
+        """Mean time of the forwards whose phase, rows and tokens `select` takes."""
+        shapes = [(phase, shape, v) for phase, found in self.shapes.items() for shape, v in found.items()]
+        chosen = [v for phase, shape, v in shapes if select(phase, *map(int, shape.split("x")))]
         return _ratio(sum(seconds for _, seconds in chosen), sum(count for count, _ in chosen))
 
     @property
     def plain_step_seconds(self) -> float:
         """Mean time of a one-row, one-token forward in this run; undefined in a batch, as what is based on it."""
-        return math.nan if self.per_row else self._mean_seconds(lambda rows, tokens: rows == tokens == 1)
+        return math.nan if self.per_row else self._mean_seconds(lambda _, rows, tokens: rows == tokens == 1)
 
     @property
     def verify_overhead(self) -> float:
         """Time of a forward that verifies a draft / time of a plain step."""
-        return _ratio(self._mean_seconds(lambda rows, tokens: rows == 1 < tokens), self.plain_step_seconds)
+        verifying = self._mean_seconds(lambda phase, rows, tokens: phase != "drafting" and rows == 1 < tokens)
+        return _ratio(verifying, self.plain_step_seconds)
 
     @property
     def thinking_slowdown(self) -> float:
-        """Time of a two-row step / time of a plain step: what a child costs the parent while it is there."""
-        return _ratio(self._mean_seconds(lambda rows, tokens: rows == 2), self.plain_step_seconds)
+        """Time of a step with a child / time of a plain step: what a child costs the parent while it is there."""
+        return _ratio(self._mean_seconds(lambda phase, *_: phase == "drafting"), self.plain_step_seconds)
 
     @property
     def answer_speedup(self) -> float:
@@ -237,7 +254,8 @@ class SSRMetrics:
     @property
     def cost(self) -> float:
         """All forwards after the prefill, each weighted by its measured time, in plain steps."""
-        return _ratio(sum(seconds for _, seconds in self.shapes.values()), self.plain_step_seconds)
+        seconds = sum(seconds for shapes in self.shapes.values() for _, seconds in shapes.values())
+        return _ratio(seconds, self.plain_step_seconds)
 
     @property
     def overhead_seconds(self) -> float:
@@ -269,6 +287,11 @@ class SSRMetrics:
         if not math.isnan(self.total_seconds):
             yield "seconds", _listed(seconds, ".3f")
             yield "seconds in all", f"{self.total_seconds:.3f}, outside forwards {self.overhead_seconds:.3f}"
+        if self.thinking_drafted_tokens:
+            yield (
+                "in the thought",
+                f"{self.thinking_accepted_tokens} of {self.thinking_drafted_tokens} draft tokens kept",
+            )
         yield "rounds", f"{self.rounds}, {self.mean_draft_length:.2f} draft tokens each"
         yield "accepted from the prefix", f"{self.prefix_accepted}"
         yield "accepted from suffixes", _listed(self.suffix_accepted, "d")
@@ -290,4 +313,5 @@ def _listed(values: dict[str, float], form: str) -> str:
 
 _SUMS = ("prompt_tokens", "new_tokens", "thinking_tokens", "rounds", "drafted_tokens", "prefix_accepted", "lookups")
 _SUMS += ("hits", "recovered_tokens", "bonus_tokens", "plain_tokens", "draft_probs_bytes")
+_SUMS += ("thinking_drafted_tokens", "thinking_accepted_tokens")
 _DERIVED = tuple(name for name, value in vars(SSRMetrics).items() if isinstance(value, property))

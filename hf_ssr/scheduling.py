@@ -1,8 +1,19 @@
-"""When to fork: after which numbers of thinking tokens a stage begins."""
+"""When to draft and how much: where a stage begins, how long a draft is, and the governor that keeps it worth while."""
+
+from collections.abc import Callable, Sequence
 
 from .config import SSRConfig
+from .costs import GuessedCosts, StepCosts, UnitCosts, costs_of
+from .drafting import Draft
 
-FIRST_AUTO_BUDGET = 64
+FIRST_AUTO_BUDGET = 32
+GROWTH = 1.3  # of the thought from one stage to the next
+LEAST_GROWTH = 16  # tokens
+SETTLED_GROWTH = 2.0  # where the last two drafts agree
+LEAST_STAGE_COST = 2.0  # plain steps that a stage must be able to spend to begin
+CHILDREN = 0.5  # their share of `max_overhead`
+LEAST_COST = 0.05  # plain steps: smaller differences are not told apart
+WORTH_MORE = 1.01  # times as much, for a longer draft
 
 
 class ForkSchedule:
@@ -17,21 +28,115 @@ class ForkSchedule:
     def __init__(self, config: SSRConfig):
         budgets = config.setting("draft_budgets")
         self._interval = config.draft_interval
-        self._doubling = self._interval is None and budgets == "auto"
-        self._budgets = frozenset(budgets if isinstance(budgets, (list, tuple)) else ())
+        self.is_auto = self._interval is None and budgets == "auto"
+        self._budgets = sorted(set(budgets)) if isinstance(budgets, (list, tuple)) else []
         if "draft" not in config.setting("sources") or (config.prediction_ids and not config.forks_on_request):
-            self._interval, self._doubling, self._budgets = None, False, frozenset()
+            self._interval, self.is_auto, self._budgets = None, False, []
 
     @property
     def never(self) -> bool:
         """Whether no thought is ever forked."""
-        return not (self._interval or self._doubling or self._budgets)
+        return not (self._interval or self.is_auto or self._budgets)
 
-    def due(self, thinking_tokens: int) -> bool:
-        """Whether a stage begins after so many thinking tokens."""
+    def next_budget(self, thinking_tokens: int, drafts: Sequence[Sequence[int]], last: int | None) -> int | None:
+        """
+        The next number of thinking tokens, this one included, after which a stage begins.
+
+        Args:
+            thinking_tokens (`int`): so far.
+            drafts (`Sequence[Sequence[int]]`): of the stages so far.
+            last (`int`, *optional*): thinking tokens before the last stage.
+        """
         if self._interval is not None:
-            return thinking_tokens > 0 and thinking_tokens % self._interval == 0
-        if self._doubling:
-            doublings, rest = divmod(thinking_tokens, FIRST_AUTO_BUDGET)
-            return rest == 0 and doublings.bit_count() == 1
-        return thinking_tokens in self._budgets
+            return max(1, -(-thinking_tokens // self._interval)) * self._interval
+        if self.is_auto:
+            if last is None:
+                return max(FIRST_AUTO_BUDGET, thinking_tokens)
+            is_settled = len(drafts) > 1 and drafts[-1] == drafts[-2]
+            growth = SETTLED_GROWTH if is_settled else GROWTH
+            return max(last + LEAST_GROWTH, round(last * growth), thinking_tokens)
+        return next((budget for budget in self._budgets if budget >= thinking_tokens), None)
+
+
+class Governor:
+    """
+    Keeps drafting worth while: a draft is as long as promises most tokens for its cost, and what drafting has cost in
+    vain stays below `max_overhead` of a plain run so far. Of that, children may use a half: the rest is for verifying
+    what they have drafted. Who asks for budgets, or has a prediction, is not held back.
+
+    Costs are in plain steps. One that was saved pays for one that is risked.
+
+    Args:
+        config ([`SSRConfig`]): `max_overhead`, and the rule: where drafts change what is drawn, nothing may depend on
+            the clock.
+        model (`PreTrainedModel`): whose forwards are measured.
+    """
+
+    def __init__(self, config: SSRConfig, model):
+        self.max_overhead = config.setting("max_overhead")
+        self.is_on = self.max_overhead != "off"
+        self._measured = costs_of(model)
+        self.costs: StepCosts = self._measured
+        if not self.is_on:
+            self.costs = UnitCosts(model.device)
+        elif config.rule in ("speculative", "block"):
+            self.costs = GuessedCosts(model.device)
+        self._is_bounded = self.is_on and not (config.forks_on_request or config.prediction_ids)
+        self._plain = 0.0  # plain steps of a plain run so far
+        self._balance = 0.0  # plain steps saved, less those that drafting has cost
+
+    def fitted(
+        self,
+        draft: Draft,
+        shape: Callable[[int], tuple[int, int]],
+        free: tuple[int, int] | None = None,
+    ) -> Draft:
+        """
+        The draft, cut to what promises most tokens for its cost; empty if that is not more than one token promises.
+
+        Args:
+            draft ([`Draft`]): the longest that is possible.
+            shape (`Callable[[int], tuple[int, int]]`): rows and tokens of a forward over so many of its tokens.
+            free (`tuple[int, int]`, *optional*): rows and tokens of the forward that is made in any case.
+        """
+        if not self.is_on or not draft.ids:
+            return draft
+        share = 1.0 if free is None else CHILDREN
+        paid = self.costs(*free) if free is not None else 0.0
+        least = self.costs(*shape(0))
+        best, count, expected, reached = 0.0, 0, 0.0, 1.0
+        for length in range(len(draft.ids) + 1):
+            expected += reached
+            reached *= draft.chance
+            cost = self.costs(*shape(length))
+            if length and not self._allows(cost - least, share):
+                break
+            worth = expected / max(cost - paid, LEAST_COST)
+            if worth > best * WORTH_MORE:
+                best, count = worth, length
+        if count < len(draft.ids):
+            draft.then = draft.ids[count] if draft.probs else None
+            draft.ids, draft.probs = draft.ids[:count], draft.probs[: count + 1]
+        return draft
+
+    def begin(self, rows: int, width: int) -> None:
+        """The prefill was made: it belongs to the cost of a plain run."""
+        self._plain += self.costs.guess(rows, width)
+
+    def pay(self, tokens: list[int], rows: int, width: int) -> None:
+        """A forward over `rows` x `width` was made, and each text grew by so many `tokens`."""
+        plain = self.costs(len(tokens), 1)
+        grown = sum(tokens) / len(tokens)
+        self._plain += grown
+        self._balance += grown - self.costs(rows, width) / plain
+
+    def allows_stage(self) -> bool:
+        """Whether a stage may begin."""
+        return self._allows(LEAST_STAGE_COST, CHILDREN)
+
+    def allows_child(self, shape: tuple[int, int]) -> bool:
+        """Whether children may take part in the next forward, over so many rows and tokens at least."""
+        return self._allows(self.costs(*shape) - 1, CHILDREN)
+
+    def _allows(self, cost: float, share: float) -> bool:
+        return not self._is_bounded or cost <= self._balance + share * self.max_overhead * self._plain

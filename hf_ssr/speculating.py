@@ -8,7 +8,7 @@ from .state import TextState
 from .verifying import DraftProbs, accepts, block_acceptance, residual, verify_exact
 
 
-def verify(text: TextState, draft: Draft, logits: torch.FloatTensor, needed_forward: bool = True) -> None:
+def verify(text: TextState, draft: Draft, logits: torch.FloatTensor, needed_forward: bool = True) -> int:
     """
     Writes on as far as the rule accepts the draft, and one token further. A round without a draft is a plain step.
 
@@ -18,6 +18,9 @@ def verify(text: TextState, draft: Draft, logits: torch.FloatTensor, needed_forw
         logits (`torch.FloatTensor` of shape `(1, draft_length + 1, vocab_size)`): what the target says after the text,
             and after each draft token.
         needed_forward (`bool`): whether there was one; the prefill yields the first token.
+
+    Returns:
+        `int`: draft tokens kept.
     """
     if text.config.rule in ("speculative", "block") and any(q is not None for q in draft.probs):
         follow = _follow_block if text.config.rule == "block" and text.processors_keep_no_state else _follow_tokens
@@ -26,6 +29,7 @@ def verify(text: TextState, draft: Draft, logits: torch.FloatTensor, needed_forw
     kept, followed, count = follow(text, draft, logits)
     _count(text.metrics, draft, count, kept, followed)
     text.metrics.lookups += needed_forward and not draft.is_prefix
+    return kept
 
 
 def _emit(text: TextState, token: int, source: str = "model") -> bool:

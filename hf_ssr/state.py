@@ -1,14 +1,26 @@
 """The state of one text: what is written so far, and how the target picks the next token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
-from .drafting import ANSWER, ROW_WISE_PROCESSORS, THOUGHT, Child, Draft, Drafter
+from .drafter_suffix import SuffixDrafter
+from .drafting import (
+    ANSWER,
+    ROW_WISE_PROCESSORS,
+    THOUGHT,
+    AcceptanceRecord,
+    Child,
+    Draft,
+    DraftSampling,
+    child_processors,
+)
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput, Stream
+from .scheduling import ForkSchedule
+from .suffix_automaton import SuffixAutomaton
 from .target import Row, Target
 from .thinking import ThinkingState, force_token
 from .verifying import gumbel_choice
@@ -23,7 +35,8 @@ class TextState:
         row (`Row`): the prompt; its text is the output.
         generation_config, logits_processor, stopping_criteria: as `generate` prepares them.
         thinking ([`ThinkingState`]): follows the text; also forces the tokens of a thinking budget.
-        drafter ([`Drafter`]): proposes; is told every token outside the thought.
+        make_drafter (`Callable[..., SuffixDrafter]`): of `own`, a part of the text, `"thought"` or `"answer"`, and of
+            `record`, an [`AcceptanceRecord`].
         stream ([`Stream`]): is given each token.
         metrics ([`SSRMetrics`]): counts tokens.
         prediction (`list[int]`): of `prediction_ids`.
@@ -34,7 +47,7 @@ class TextState:
         row: Row,
         generation_config: GenerationConfig,
         thinking: ThinkingState,
-        drafter: Drafter,
+        make_drafter: Callable[..., SuffixDrafter],
         stream: Stream,
         metrics: SSRMetrics,
         *,
@@ -45,16 +58,20 @@ class TextState:
         self.row = row
         self.config = generation_config
         self.thinking = thinking
-        self.drafter = drafter
+        self.make_drafter = make_drafter
         self.stream = stream
         self.metrics = metrics
         self.logits_processor = logits_processor
         self.stopping_criteria = stopping_criteria
         self.prompt = row.ids[0].tolist()
+        self.prompt_index = SuffixAutomaton(self.prompt if "prompt" in generation_config.setting("sources") else ())
         self.prediction = prediction
+        self.records = {"thought": AcceptanceRecord(), "answer": AcceptanceRecord()}
+        self.drafter = self._first_drafter()
         self.done = False
         self.child: Child | None = None
-        self.drafts: list[tuple[list[int], list]] = []  # of each stage, from behind the forced close, with their probs
+        self.drafts: list[tuple[SuffixAutomaton, list]] = []  # of each stage, from its lead on, with their probs
+        self.speculates_thinking = generation_config.setting("speculate_thinking")
         self.seed = 0  # of rules that draw in other ways than plain `generate`
         self.processors_keep_no_state = all(type(each) in ROW_WISE_PROCESSORS for each in logits_processor)
         keep = generation_config.return_dict_in_generate
@@ -72,9 +89,72 @@ class TextState:
         """Tokens that `max_length` still allows."""
         return self.config.max_length - self.row.length
 
-    def propose(self, room: int) -> Draft:
-        """A draft of what comes next, of fewer than `room` tokens: the forward over it yields one more."""
-        return self.drafter.propose(min(self.drafter.num_draft_tokens, room - 1))
+    def _new_drafter(self, own: str) -> SuffixDrafter:
+        return self.make_drafter(own=own, record=self.records[own])
+
+    def _first_drafter(self) -> SuffixDrafter:
+        """For a thought that is open already, else for what comes before one."""
+        drafter = self._new_drafter("thought" if self.thinking.open else "answer")
+        drafter.add("prompt", self.prompt_index)
+        drafter.add_draft(SuffixAutomaton(self.prediction), begin=None if self.thinking.open else 0)
+        return drafter
+
+    def begin_thought(self) -> None:
+        """The thought opens: it repeats the prompt and itself."""
+        self.drafter = self._new_drafter("thought")
+        self.drafter.add("prompt", self.prompt_index)
+        self.drafter.add_draft(SuffixAutomaton(self.prediction), begin=None)
+
+    def begin_answer(self) -> None:
+        """The thought is over: of equally long matches, a later draft wins, then the thought."""
+        thought = self.drafter.written
+        self.drafter = self._new_drafter("answer")
+        self.drafter.add("thought", thought)
+        self.drafter.add("prompt", self.prompt_index)
+        for draft, probs in self.drafts:
+            self.drafter.add_draft(draft, probs or None)
+        tail, prediction = list(self.thinking.tail), self.prediction
+        if prediction:
+            has_tail = prediction[: len(tail)] == tail
+            self.drafter.add_draft(SuffixAutomaton(prediction if has_tail else [*tail, *prediction]))
+
+    def fork(self, thinking_tokens: int) -> None:
+        """A child goes on from the text with the forced close. Its draft begins as the last one did."""
+        config, rule, lead = self.config, self.config.rule, self.thinking.tail
+        temperature = config.draft_temperature
+        as_parent = temperature is None and rule != "exact"
+        if temperature is None:
+            temperature = float(as_parent)  # the parent's own is among its processors
+        sampling = DraftSampling(temperature)
+        if rule == "coupled":
+            sampling.noise = self.seed, len(lead)
+        elif temperature > 0:
+            # other rules than the exact one are right only if drafts differ from run to run
+            seed = (config.setting("draft_seed") + thinking_tokens + self.seed) % 2**63
+            sampling.generator = torch.Generator(self.row.ids.device).manual_seed(seed)
+            sampling.keeps_probs = rule != "exact"
+        drafter = self._new_drafter("answer")
+        drafter.add("thought", self.drafter.written)
+        drafter.add("prompt", self.prompt_index)
+        for draft, _ in self.drafts:
+            drafter.add_draft(draft, begin=len(lead))
+        for token in lead:
+            drafter.written.extend(token)
+        self.child = Child(
+            self.row.fork(),
+            thinking_tokens,
+            self.thinking.markers.forced_close,
+            child_processors(self.logits_processor, temperature == 0, not as_parent),
+            sampling,
+            self.eos_ids,
+            drafter,
+            config.max_length,
+            config.max_draft_length,
+        )
+
+    def propose(self, limit: int) -> Draft:
+        """At most `limit` tokens of a draft of what comes next."""
+        return self.drafter.propose(min(self.drafter.num_draft_tokens, limit))
 
     def choose(self, logits: torch.FloatTensor) -> int:
         """
@@ -139,7 +219,9 @@ class TextState:
             logits (`torch.FloatTensor` of shape `(1, positions, vocab_size)`): what comes at each, if the ones before
                 agree.
         """
-        argmax_will_do = not (self.config.do_sample or self.logits_processor or self.thinking.forced is not None)
+        # in a block of the thought, the budget may be reached on the way
+        is_free = self.thinking.budget is None or (not self.thinking.open and self.thinking.forced is None)
+        argmax_will_do = not (self.config.do_sample or self.logits_processor or not is_free)
         if argmax_will_do and self.scores is None and self.logits is None:
             yield from logits[0].float().argmax(dim=-1).tolist()
         else:
@@ -150,9 +232,20 @@ class TextState:
         """Appends the next token, which was drafted from `source`; the text may be done after it."""
         self.row.append(token)
         self.metrics.add_token(source)
+        was_open = self.thinking.open
         self.thinking.push(token)
+        if self.thinking.open and not was_open:
+            self.begin_thought()
         self.done = bool(self.stopping_criteria(self.row.ids, self.scores).all())
         self.stream.put(self.row.last.clone())
+
+    def next_budget(self, schedule: ForkSchedule) -> int | None:
+        """Thinking tokens, of now or later, after which a stage begins."""
+        stages = self.metrics.stages
+        last = self.child.draft_budget if self.child is not None else stages[-1].draft_budget if stages else None
+        return schedule.next_budget(
+            self.thinking.thinking_tokens, [draft.tokens for draft, _ in self.drafts[-2:]], last
+        )
 
     def can_draft_ahead_of(self, token: int) -> bool:
         """Whether the thought goes on with `token`, and there is room for its close and an answer."""
@@ -163,11 +256,12 @@ class TextState:
         """The child drafts no more; its tokens stay as a draft."""
         if self.child is None:
             return
-        tokens, probs = self.child.tokens, self.child.probs
-        self.metrics.stages.append(Stage(self.child.draft_budget, len(tokens), reason))
+        child, tokens, probs = self.child, self.child.tokens, self.child.probs
+        self.metrics.stages.append(Stage(child.draft_budget, len(tokens), reason, child.forwards))
         if tokens:
             # only the last draft is followed from its first token, so only its probabilities are of use
-            self.drafts = [(draft, []) for draft, _ in self.drafts] + [(tokens, probs)]
+            probs = [None] * len(self.thinking.tail) + probs
+            self.drafts = [(draft, []) for draft, _ in self.drafts] + [(child.drafter.written, probs)]
             size = sum(q.nbytes for q in probs if q is not None)
             self.metrics.draft_probs_bytes = max(self.metrics.draft_probs_bytes, size)
         self.child = None

@@ -78,7 +78,7 @@ class SuffixAutomaton:
 class SuffixMatch:
     """
     Follows, token by token, the longest suffix of another text that occurs in `automaton`'s sequence. `advance` is
-    amortised O(1). The sequence must not grow meanwhile: a text matched against itself uses `longest_repeat`.
+    amortised O(1). The sequence may grow meanwhile. A text matched against itself uses `longest_repeat`.
     """
 
     def __init__(self, automaton: SuffixAutomaton):
@@ -89,6 +89,8 @@ class SuffixMatch:
     def advance(self, token: int) -> None:
         """Take the next token of the other text into account."""
         automaton, state = self.automaton, self._state
+        while state and automaton._length[automaton._link[state]] >= self.length:
+            state = automaton._link[state]  # it was split since: this is where the match is now
         while state and token not in automaton._next[state]:
             state = automaton._link[state]
             self.length = automaton._length[state]

@@ -1,12 +1,16 @@
 """The target: the model, its cache, and the rows in it. What a forward is given, and what the cache keeps of it."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache
 
-from .forking import PLACE_WISE, Rollback, select_rows, shift_rows
+from .config import SSRConfig
+from .costs import costs_of
+from .forking import PLACE_WISE, Rollback, is_recurrent, select_rows, shift_rows
+from .growable_layer import as_dynamic, grow_in_place
 from .metrics import SSRMetrics
 
 
@@ -55,7 +59,7 @@ class Target:
     Args:
         model (`PreTrainedModel`): the target.
         input_ids (`torch.LongTensor` of shape `(batch_size, prompt_length)`): the prompts, padded on the left.
-        config (`GenerationConfig`): as `generate` prepares it.
+        config ([`SSRConfig`]): as `generate` prepares it.
         metrics ([`SSRMetrics`]): counts forwards and seconds.
         model_kwargs (`dict`): as `generate` prepares them.
     """
@@ -64,7 +68,7 @@ class Target:
         self,
         model,
         input_ids: torch.LongTensor,
-        config: GenerationConfig,
+        config: SSRConfig,
         metrics: SSRMetrics,
         model_kwargs: dict[str, Any],
     ):
@@ -78,11 +82,28 @@ class Target:
         self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
         self._block_kwargs = model_kwargs  # those of the last forward
         self._next_logits: torch.Tensor | None = None
+        self._costs = costs_of(model)
+        self.last_shape, self._seconds = (0, 0), 0.0  # rows and tokens of the last forward, and what it took
 
     @property
     def has_logits(self) -> bool:
         """Whether the next tokens can be picked without a forward: only after the prefill."""
         return self._next_logits is not None
+
+    @property
+    def is_own_cache(self) -> bool:
+        """Whether the cache is a DynamicCache that `generate` has made."""
+        return type(self.cache) is DynamicCache and not getattr(self.cache, "_is_user_defined", False)
+
+    @property
+    def takes_uneven_blocks(self) -> bool:
+        """Whether rows may be given differently many tokens in a forward: each can go back by a count of its own."""
+        return (
+            self.is_own_cache
+            and not any(map(is_recurrent, self.cache.layers))
+            and self.model_kwargs.get("position_ids") is not None
+            and not getattr(self.model.config.get_text_config(decoder=True), "attn_temperature_tuning", False)
+        )
 
     def prefill(self) -> None:
         """The forward over the prompts."""
@@ -91,6 +112,9 @@ class Target:
             outputs = self.model._prefill(ids, self.config, self.model_kwargs, is_first_iteration=True)
         self.cache = self.model_kwargs["cache"] = outputs.cache
         self._next_logits = outputs.logits[:, -1:]
+        self.last_shape = tuple(ids.shape)
+        if self.is_own_cache and self.config.setting("grow_in_place"):
+            grow_in_place(self.cache)
         self.rollback = Rollback(self.cache, self._width)
         for row in self.rows:
             row.cached = row.length
@@ -141,8 +165,7 @@ class Target:
             inputs["logits_to_keep"] = keep
         is_draft = any(row.cached + count > row.length for row, count in fed.items())
         self.rollback.begin(is_draft)
-        with self.metrics.timed_forward(phase, *block.shape, block.device):
-            outputs = self.model(**inputs, return_dict=True)
+        outputs = self._run(phase, block, inputs)
         self.rollback.complete()
         for row, count in fed.items():
             row.cached += count
@@ -150,14 +173,33 @@ class Target:
         self._end += width
         return outputs.logits[:, -keep:]
 
+    def _run(self, phase: str, block: torch.LongTensor, inputs: dict[str, Any]):
+        with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:
+            outputs = self.model(**inputs, return_dict=True)
+        self.last_shape, self._seconds = tuple(block.shape), timer.seconds
+        return outputs
+
+    def shape_of(self, widths: Sequence[int]) -> tuple[int, int]:
+        """Rows and tokens of a forward that gives each row so many tokens."""
+        return len(widths), max(widths)
+
     def undo_forward(self) -> bool:
         """Puts the cache back to before a forward that failed on its way; `False` if some layer cannot go back."""
         return self.rollback.abandon(self._end)
 
     def keep(self, rows: Sequence[Row]) -> None:
         """The cache forgets every other row, rejected draft tokens, and what filled rows up."""
+        begin = time.perf_counter()
+        self._keep(rows)
+        if self._seconds:  # to move rows belongs to what a forward costs
+            self._costs.add(*self.last_shape, self._seconds + time.perf_counter() - begin)
+            self._seconds = 0.0
+
+    def _keep(self, rows: Sequence[Row]) -> None:
         excess = {row: self._width - self._fed[row] + max(0, row.cached - (row.length - 1)) for row in rows}
-        if len(set(excess.values())) == 1:
+        longest = max(min(row.cached, row.length - 1) for row in rows)
+        is_padded = self.batch_size == 1 and self._end - min(excess.values()) > longest  # a longer row has gone
+        if len(set(excess.values())) == 1 and not is_padded:
             if len(rows) < len(self.rows):
                 self._select([self.rows.index(row) for row in rows])
                 self.rows = list(rows)
@@ -172,7 +214,7 @@ class Target:
             places = [self.rows.index(row) for row in rows]
             for row in rows:
                 row.cached = min(row.cached, row.length - 1)
-            self._end = self._described = max(row.cached for row in rows)
+            self._end = self._described = longest
             self.model_kwargs = shift_rows(self.cache, kwargs, places, len(self.rows), list(excess.values()), self._end)
             self.rows = list(rows)
         self._width, self._fed = 0, dict.fromkeys(self.rows, 0)  # all that is left is text
@@ -198,6 +240,7 @@ class Target:
         if self.batch_size == 1:
             self._settle_one()
         self.rollback.record(False)
+        as_dynamic(self.cache)
 
     def _settle_one(self) -> None:
         row = self.rows[0]

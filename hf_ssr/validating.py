@@ -33,8 +33,16 @@ def _validate_numbers(config) -> None:
     value = config.draft_temperature
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6):
         raise ValueError(f"`draft_temperature` must be a number of at least 0 (0 = greedy), but is {value!r}.")
-    if config.strict not in (None, True, False):
-        raise ValueError(f"`strict` must be True or False, but is {config.strict!r}.")
+    value = config.max_overhead
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e6
+    if value is not None and value != "off" and not is_number:
+        raise ValueError(
+            f"`max_overhead` must be a number of at least 0 (0.05 = 5 % of a plain run) or 'off', but is {value!r}."
+        )
+    for name in ("strict", "speculate_thinking", "grow_in_place"):
+        value = getattr(config, name)
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(f"`{name}` must be True or False, but is {value!r}.")
     if config.verify is not None and config.verify not in VERIFY_RULES:
         raise ValueError(f"`verify` must be one of {list(VERIFY_RULES)}, but is {config.verify!r}.")
 

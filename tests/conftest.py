@@ -51,13 +51,15 @@ def tokenizer():
 
 @dataclass
 class ForwardCounter:
-    """Counts a model's forwards from outside, and the rows and tokens of each."""
+    """Counts a model's forwards from outside: the rows and tokens of each, and the position behind its last token."""
 
     shapes: list[tuple[int, int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
     def __call__(self, module, args, kwargs, output) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         self.shapes.append(tuple(ids.shape))
+        self.ends.append(int(kwargs["position_ids"].max()) + 1 if kwargs.get("position_ids") is not None else 0)
 
     @property
     def count(self) -> int:

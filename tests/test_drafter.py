@@ -98,15 +98,19 @@ def test_only_the_sources_asked_for():
 
 
 def test_drafts_that_never_fit_are_left_alone():
-    """Distrust grows: a source that fails again and again is drafted from ever less."""
+    """What is kept of each kind is counted: the governor makes drafts that never fit ever shorter."""
     rng = random.Random(0)
     made = drafter(num_draft_tokens=16)
     made.add("prompt", [rng.randrange(4) for _ in range(3000)])
     drafted = [0, 0]
     for n in range(600):
-        drafted[n >= 300] += len(made.propose(16).ids)
-        made.observe(rng.randrange(4))
-    assert drafted[1] < 300 * 4
+        draft = made.propose(16)
+        fed = [i for i in range(len(draft.ids)) if draft.chance ** (i + 1) > 0.5]
+        drafted[n >= 300] += len(fed)
+        token = rng.randrange(4)
+        made.record.note(draft, int(draft.ids[:1] == [token]))
+        made.observe(token)
+    assert drafted[1] < 300 / 10
 
 
 def test_contract_of_a_candidate_generator():

@@ -17,10 +17,11 @@ LEVELS = [
     ["decoding"],
     ["preparing"],
     ["applicability"],
-    ["scheduling", "speculating"],
+    ["speculating"],
     ["state"],
-    ["drafter_suffix"],
+    ["scheduling", "shared_prefix", "drafter_suffix"],
     ["drafting"],
+    ["target"],
 ]
 NOT_SHIPPED = {"__init__", "hub", "cli", "comparing", "terminal", "version"}
 

@@ -37,23 +37,30 @@ def test_counts_add_up(metrics):
     assert metrics.accepted_tokens + metrics.wasted_draft_tokens == metrics.drafted_tokens
     assert metrics.answer_forwards == metrics.rounds + metrics.plain_tokens
     # the prefill yields the first token of the thought
-    assert 1 + metrics.forwards["thinking"] + metrics.forwards["drafting"] == metrics.thinking_tokens
-    assert sum(count for count, _ in metrics.shapes.values()) == metrics.target_forwards - 1
+    steps = 1 + metrics.forwards["thinking"] + metrics.forwards["drafting"]
+    assert steps + metrics.thinking_accepted_tokens == metrics.thinking_tokens
+    assert metrics.thinking_accepted_tokens <= metrics.thinking_drafted_tokens
+    counts = {phase: sum(n for n, _ in shapes.values()) for phase, shapes in metrics.shapes.items()}
+    assert counts == {phase: n for phase, n in metrics.forwards.items() if n and phase != "prefill"}
     assert [s.draft_budget for s in metrics.stages] == [5]
 
 
 def test_spans(metrics):
     """Where each token comes from adds up to what was counted."""
-    counts = collections.Counter()
+    thought, answer = collections.Counter(), collections.Counter()
+    place = 0
     for source, count in metrics.spans:
-        counts[source] += count
+        in_thought = max(0, min(count, metrics.thinking_tokens - place))
+        thought[source] += in_thought
+        answer[source] += count - in_thought
+        place += count
     assert all(a[0] != b[0] for a, b in itertools.pairwise(metrics.spans))
-    assert counts.total() == metrics.new_tokens
-    assert counts.pop("prefix", 0) == metrics.prefix_accepted
-    assert metrics.spans[0][0] == "model" and metrics.spans[0][1] >= metrics.thinking_tokens
+    assert place == metrics.new_tokens and thought.total() == metrics.thinking_tokens
+    assert thought.total() - thought["model"] == metrics.thinking_accepted_tokens
+    assert answer.pop("prefix", 0) == metrics.prefix_accepted
     own = metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens
-    assert counts.pop("model") == metrics.thinking_tokens + own
-    assert {**dict.fromkeys(SOURCES, 0), **counts} == metrics.suffix_accepted
+    assert answer.pop("model") == own
+    assert {**dict.fromkeys(SOURCES, 0), **answer} == metrics.suffix_accepted
 
 
 def test_times_add_up(metrics):
@@ -94,7 +101,7 @@ def test_no_stage_tokens_are_lost(model):
     for settings, ends in (
         ({"draft_budgets": [2, 6]}, ["fork", "close"]),
         ({"draft_budgets": [2], "max_draft_length": 3}, ["max_draft_length"]),
-        ({"draft_budgets": [2], "max_new_tokens": 12}, ["stop"]),
+        ({"draft_budgets": [2], "max_new_tokens": 12}, ["max_length"]),
     ):
         config = SSRConfig(
             thinking_start=[],
@@ -105,9 +112,8 @@ def test_no_stage_tokens_are_lost(model):
         )
         metrics = run(model, plain.ids, {}, generation_config=config).metrics
         assert [s.ended_by for s in metrics.stages] == ends
-        drafted = metrics.forwards["drafting"] + len(metrics.stages)  # the fork's own logits give the first
-        closes = 2 * len(metrics.stages)
-        last_is_unfed = sum(s.ended_by in ("fork", "close", "stop") for s in metrics.stages)
-        assert metrics.draft_tokens <= drafted - closes + last_is_unfed
+        # the fork's own logits give a child its first token; a step, as many as a block holds, and one
+        assert all(s.draft_tokens <= 17 * (s.forwards + 1) for s in metrics.stages)
+        assert sum(s.forwards for s in metrics.stages) == metrics.forwards["drafting"]
         if "max_draft_length" in ends:
             assert metrics.draft_tokens == 3

@@ -7,11 +7,14 @@ import torch
 from conftest import build_once, plain_run, run
 from tiny_models import VOCAB_SIZE, prompt_ids
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers.cache_utils import DynamicLayer
 from transformers.generation.streamers import BaseStreamer
 
 import hf_ssr
 from hf_ssr import SSRConfig
-from hf_ssr.self_check import reads_blocks
+from hf_ssr.growable_layer import GrowableLayer
+from hf_ssr.self_check import reads_blocks, tells_texts_apart
+from hf_ssr.shared_prefix import SharedPrefixTarget
 
 
 class Recorder(BaseStreamer):
@@ -79,8 +82,12 @@ def test_drafts_are_shown_only_to_those_who_ask(plain_and_model):
     config = config_of(plain, return_dict_in_generate=True)
     output = run(model, plain.ids, {}, generation_config=config, streamer=streamer)
     assert streamer.tokens == plain.new
-    lengths = [stage.draft_tokens for stage in output.metrics.stages]
-    assert [len(d) for d in streamer.drafts] == [n for length in lengths for n in range(1, length + 1)]
+    stages, drafts = output.metrics.stages, streamer.drafts
+    begins = [i for i, draft in enumerate(drafts) if i == 0 or len(draft) <= len(drafts[i - 1])]
+    shown = [drafts[end - 1] for end in [*begins[1:], len(drafts)]]
+    assert [len(draft) for draft in shown] == [stage.draft_tokens for stage in stages if stage.draft_tokens]
+    for begin, end, whole in zip(begins, [*begins[1:], len(drafts)], shown, strict=True):
+        assert all(draft == whole[: len(draft)] for draft in drafts[begin:end])
 
 
 def test_a_child_ends_at_its_end_of_text(plain_and_model, count_forwards):
@@ -98,8 +105,10 @@ def test_a_child_ends_at_its_end_of_text(plain_and_model, count_forwards):
     stage = output.metrics.stages[0]
     assert (stage.ended_by, stage.draft_tokens) == ("eos", place + 1)
     # the fork's own logits give the first token of the close
-    assert output.metrics.forwards["drafting"] == 2 - 1 + place + 1
-    assert [rows for rows, _ in counter.shapes].count(2) == output.metrics.forwards["drafting"]
+    assert 0 < output.metrics.forwards["drafting"] == stage.forwards <= 2 - 1 + place + 1
+    drafting = {tuple(map(int, shape.split("x"))): n for shape, (n, _) in output.metrics.shapes["drafting"].items()}
+    assert all(counter.shapes.count(shape) >= count for shape, count in drafting.items())
+    assert all(rows == 2 or tokens > 1 for rows, tokens in drafting)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -216,9 +225,11 @@ def test_a_processor_or_criterion_that_raises(plain_and_model):
 
 
 def test_out_of_memory_while_forking(plain_and_model, monkeypatch):
-    """Goes on without that draft, and says so."""
+    """Goes on without that draft, and says so. Where the prefix is shared, a fork takes no memory."""
     plain, model = plain_and_model
+    monkeypatch.setattr(SharedPrefixTarget, "can_share", False)
     layer_type = type(next(layer for layer in DynamicCache(config=model.config).layers))
+    layer_type = GrowableLayer if layer_type is DynamicLayer else layer_type
     reorder, calls = layer_type.reorder_cache, []
 
     def fail_once(self, rows):
@@ -237,24 +248,28 @@ def test_out_of_memory_while_forking(plain_and_model, monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_out_of_memory_beside_a_child(model, rows):
-    """In the middle of a two-row step: the parents think on alone, and the drafts so far are used."""
+    """In the middle of a step with a child: the parents think on alone, and the drafts so far are used."""
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    assert tells_texts_apart(model)
     steps = []
 
     def fail_once(module, args, kwargs):
         hidden = args[0] if args else kwargs["hidden_states"]
-        steps.append(len(hidden) > rows)
+        steps.append(len(hidden) > rows or (hidden.shape[1] > 1 and len(steps) > 1))
         if steps[-1] and sum(steps) == 4:
             raise torch.OutOfMemoryError("no room")
 
     handle = model.model.layers[1].register_forward_pre_hook(fail_once, with_kwargs=True)
     try:
-        config = config_of(plain, draft_budgets=[2], prediction_ids=None, return_dict_in_generate=True)
+        config = config_of(
+            plain, draft_budgets=[2], prediction_ids=None, speculate_thinking=False, return_dict_in_generate=True
+        )
         output = run(model, plain.ids.repeat(rows, 1), {}, generation_config=config)
     finally:
         handle.remove()
     assert torch.equal(output.sequences, plain.sequences.repeat(rows, 1))
-    assert {(s.ended_by, s.draft_tokens) for s in output.metrics.stages} == {("out_of_memory", 3)}
+    (stage,) = {(s.ended_by, s.draft_tokens) for s in output.metrics.stages}
+    assert stage[0] == "out_of_memory" and stage[1] >= 3
     assert len(output.metrics.stages) == rows
     assert rows > 1 or rows_of(output.cache) == {1}
 
@@ -417,11 +432,8 @@ def test_every_length(plain_and_model, count_forwards):
         output = run(model, plain.ids, {}, generation_config=config_of(plain, max_new_tokens=length))
         assert output.shape[1] == plain.ids.shape[1] + length
         assert torch.equal(output, plain.sequences[:, : output.shape[1]])
-        if not model._is_stateful:  # which feeds again what it rolled back
-            emitted = 1  # by the prefill; a block over t tokens yields at most t
-            for _, tokens in counter.shapes[1:]:
-                assert tokens <= length - emitted
-                emitted += 1
+        # the last token is never fed, nor is anything in its place
+        assert max(counter.ends) < plain.ids.shape[1] + length
 
 
 def test_a_users_cache_over_two_turns(plain_and_model):

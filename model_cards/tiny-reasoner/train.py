@@ -335,8 +335,8 @@ def main() -> None:
 
     # Data depends on the seed and on how many samples came before, so that a resumed run does not see them again.
     rng = random.Random(f"{args.seed} {state['samples']}")
-    words = encode.ids("".join(sorted({piece for task in TASKS.values() for piece in task.PIECES if piece.isalnum()})))
-    words = sorted(set(words))
+    pieces = {piece for task in TASKS.values() for piece in task.PIECES if piece.isalnum()}
+    words = sorted({token for piece in pieces for token in encode.ids(piece)})
     families = list(TASKS)
 
     def draw_task():

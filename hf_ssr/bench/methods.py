@@ -1,0 +1,54 @@
+"""What is compared: plain `generate`, what transformers has to speed it up, and SSR, whole and part by part."""
+
+from typing import Any
+
+from transformers import GenerationConfig
+
+from ..config import SSRConfig
+
+ONE_BUDGET = 64  # thinking tokens, where a method has one fork only
+LOOKUP_TOKENS = 10  # of prompt lookup
+
+_NO_FORK = {"sources": ["thought", "prompt", "answer"]}
+_ONE_FORK = {"draft_budgets": [ONE_BUDGET], "speculate_thinking": False, "max_overhead": "off"}
+SSR_SETTINGS: dict[str, dict[str, Any]] = {
+    "suffix_answer": {**_NO_FORK, "speculate_thinking": False, "max_overhead": "off"},
+    "suffix_only": {**_NO_FORK, "max_overhead": "off"},
+    "suffix_governed": _NO_FORK,
+    "fork": {**_ONE_FORK, "sources": ["draft"]},
+    "fork_suffix": _ONE_FORK,
+    "stages": {"speculate_thinking": False, "max_overhead": "off"},
+    "ssr_off": {"max_overhead": "off"},
+    "ssr": {},
+}
+METHODS = {
+    "plain": "generate, one token a forward",
+    "prompt_lookup": f"generate(prompt_lookup_num_tokens={LOOKUP_TOKENS})",
+    "suffix_answer": "no fork: suffix speculation in the answer alone",
+    "suffix_only": "no fork: suffix speculation in thought and answer",
+    "suffix_governed": "the same, as much as pays",
+    "fork": f"one fork at {ONE_BUDGET} thinking tokens; the draft, and suffix matches in it",
+    "fork_suffix": "the same, and suffix matches in thought, prompt and answer",
+    "stages": "forks at automatic budgets",
+    "ssr_off": "and speculation in the thought: all there is, whatever it costs",
+    "ssr": "the default: all there is, as much as pays",
+}
+
+
+def arguments_of(method: str, common: dict[str, Any], tokenizer, ssr: dict[str, Any]) -> dict[str, Any]:
+    """
+    Keywords of `generate`.
+
+    Args:
+        method (`str`): of `METHODS`.
+        common (`dict`): settings of every method: length, sampling.
+        tokenizer (`PreTrainedTokenizerBase`): tells the thinking markers.
+        ssr (`dict`): settings of every method with SSR: markers.
+    """
+    common = {**common, "return_dict_in_generate": True}
+    if method == "plain":
+        return {"generation_config": GenerationConfig(**common)}
+    if method == "prompt_lookup":
+        return {"generation_config": GenerationConfig(**common), "prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    config = SSRConfig(**common, **ssr, **SSR_SETTINGS[method])
+    return {"generation_config": config, "tokenizer": tokenizer}

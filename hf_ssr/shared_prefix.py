@@ -1,0 +1,163 @@
+"""A fork that copies nothing: parent and child in one row of the cache, told apart by the attention mask."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from .forking import PLACE_WISE
+from .growable_layer import GrowableLayer
+from .self_check import tells_texts_apart
+from .target import Row, Target
+
+MOST_HOLES = 0.25  # of the places: then the cache is made dense
+
+
+class SharedPrefixTarget(Target):
+    """
+    A [`Target`] of one prompt. On full attention, parent and child are two branches of a tree in one row of the cache:
+    each sees the tokens before the fork and its own. In a forward either may have a block of any length.
+
+    What is rejected, or belongs to a child that has gone, leaves holes that nobody sees; they are closed when the child
+    goes, or when there are many. Other kinds of caches take the child as a second row.
+    """
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._sees: dict[Row, torch.Tensor] | None = None  # of each row, shape `(end,)`: the places it attends to
+        self._branches: dict[Row, tuple[int, int, int]] = {}  # last forward: first place, cached before it, tokens fed
+
+    @cached_property
+    def can_share(self) -> bool:
+        """Whether parent and child can share a row. Known after the prefill, and the same from then on."""
+        kwargs = self.model_kwargs
+        positions = kwargs.get("position_ids")
+        return (
+            self.batch_size == 1
+            and self.is_own_cache
+            and all(type(layer) in _FULL_ATTENTION and layer.is_initialized for layer in self.cache.layers)
+            and positions is not None
+            and positions.ndim == 2
+            and not any(kwargs.get(name) is not None for name in PLACE_WISE if name not in _DESCRIBED)
+            and tells_texts_apart(self.model)
+        )
+
+    @property
+    def takes_uneven_blocks(self) -> bool:
+        """Whether rows may be given differently many tokens in a forward."""
+        return self._sees is not None or super().takes_uneven_blocks
+
+    def fork(self, rows: Sequence[Row]) -> None:
+        """New rows, forked from rows of the cache; nothing is copied where they can share one."""
+        if self._sees is None and not self.can_share:
+            return super().fork(rows)
+        if self._sees is None:
+            mask = self.model_kwargs.get("attention_mask")
+            sees = self.rows[0].ids.new_ones(self._end, dtype=torch.bool)
+            if mask is not None:
+                described = min(mask.shape[-1], self._end)
+                sees[:described] = mask[0, :described].bool()
+            self._sees = {self.rows[0]: sees}
+            self._first_position = int(self.model_kwargs["position_ids"][0, -1]) - (self._described - 1)
+        for row in rows:
+            self._sees[row] = self._sees[row.origin].clone()
+        self.rows += rows
+
+    def forward(
+        self, phase: str, drafts: Mapping[Row, Sequence[int]], recording: bool = True
+    ) -> dict[Row, torch.Tensor]:
+        """As of [`Target`]: each row's text that is not cached yet, and a draft behind it."""
+        if self._sees is None:
+            return super().forward(phase, drafts, recording)
+        device = self.rows[0].ids.device
+        blocks, positions, begin, self._branches = [], [], 0, {}
+        for row in self.rows:
+            draft = row.ids.new_tensor([list(drafts.get(row, ()))], dtype=torch.long)
+            block = torch.cat([row.ids[:, row.cached :], draft], dim=1)
+            blocks.append(block)
+            count = block.shape[1]
+            first = self._first_position + row.cached
+            positions.append(torch.arange(first, first + count, device=device))
+            self._branches[row] = (self._end + begin, row.cached, count)
+            begin += count
+        block, width = torch.cat(blocks, dim=1), begin
+        kwargs = {**self.model_kwargs, "position_ids": torch.cat(positions)[None]}
+        kwargs["attention_mask"] = block.new_ones((1, self._end + width))
+        inputs = self.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
+        inputs["attention_mask"] = self._mask(width)
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = width
+        self.rollback.begin(True)
+        outputs = self._run(phase, block, inputs)
+        self.rollback.complete()
+        self._end += width
+        logits = {}
+        for row, (place, cached, count) in self._branches.items():
+            last = place - (self._end - width) + count
+            logits[row] = outputs.logits[:, last - count + row.length - cached - 1 : last]
+        return logits
+
+    def shape_of(self, widths: Sequence[int]) -> tuple[int, int]:
+        """As of [`Target`]: branches of a tree are one row."""
+        return (1, sum(widths)) if self._sees is not None or self.can_share else super().shape_of(widths)
+
+    def _mask(self, width: int) -> torch.Tensor:
+        """Added to the attention scores of a block: 0 at what a token sees; `(1, 1, width, end + width)`."""
+        seen = self.rows[0].ids.new_zeros((width, self._end + width), dtype=torch.bool)
+        for row, (place, _, count) in self._branches.items():
+            lines = slice(place - self._end, place - self._end + count)
+            seen[lines, : self._end] = self._sees[row]
+            seen[lines, place : place + count] = seen.new_ones((count, count)).tril()
+        dtype = self.model.dtype
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[
+            None, None
+        ]
+
+    def _keep(self, rows: Sequence[Row]) -> None:
+        if self._sees is None:
+            return super()._keep(rows)
+        sees = {}
+        for row in rows:
+            seen = self._sees[row]
+            mask = seen.new_zeros(self._end)
+            mask[: len(seen)] = seen
+            if row in self._branches:
+                place, cached, count = self._branches[row]
+                kept = min(count, row.length - 1 - cached)
+                mask[place : place + kept] = True
+                row.cached = cached + kept
+            sees[row] = mask
+        self.rows, self._sees, self._branches = list(rows), sees, {}
+        self._close_holes()
+        if len(rows) == 1:
+            self._sees = None
+        self._width, self._fed = 0, dict.fromkeys(self.rows, 0)
+
+    def _close_holes(self) -> None:
+        seen = torch.stack(list(self._sees.values())).any(dim=0)
+        seen[: self._described] = True  # padding in front stays
+        places = seen.nonzero()[:, 0]
+        end = int(places[-1]) + 1
+        holes = end - len(places)
+        if holes and (len(self.rows) == 1 or holes > MOST_HOLES * end):
+            for layer in self.cache.layers:
+                index = places.to(layer.keys.device)
+                layer.keys, layer.values = layer.keys.index_select(-2, index), layer.values.index_select(-2, index)
+            self._sees = {row: mask[places] for row, mask in self._sees.items()}
+            self._end = len(places)
+        elif end < self._end:
+            for layer in self.cache.layers:
+                layer.crop(end - self._end)
+            self._sees = {row: mask[:end] for row, mask in self._sees.items()}
+            self._end = end
+
+    def _settle_one(self) -> None:
+        if self._sees is not None:
+            self.undo_forward()
+            self.keep(self.rows[:1])
+        super()._settle_one()
+
+
+_FULL_ATTENTION = (DynamicLayer, GrowableLayer)
+_DESCRIBED = ("attention_mask", "position_ids")

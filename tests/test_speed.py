@@ -1,0 +1,319 @@
+"""What makes it fast: a layer that grows in place, a shared prefix, costs, and the governor that bounds them."""
+
+import random
+
+import pytest
+import torch
+from conftest import build_once, plain_run, run
+from tiny_models import VOCAB_SIZE, prompt_ids
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+import hf_ssr.decoding
+import hf_ssr.scheduling
+import hf_ssr.self_check
+from hf_ssr import SSRConfig
+from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
+from hf_ssr.drafter_suffix import SuffixDrafter
+from hf_ssr.drafting import AcceptanceRecord, Draft
+from hf_ssr.growable_layer import GrowableLayer, as_dynamic, grow_in_place
+from hf_ssr.metrics import SSRMetrics
+from hf_ssr.scheduling import ForkSchedule, Governor
+from hf_ssr.self_check import tells_texts_apart
+from hf_ssr.shared_prefix import SharedPrefixTarget
+from hf_ssr.suffix_automaton import SuffixAutomaton, SuffixMatch
+
+CPU = torch.device("cpu")
+
+
+def states(tokens: int, rows: int = 1) -> torch.Tensor:
+    return torch.randn(rows, 2, tokens, 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_growable_layer_is_a_dynamic_layer(seed):
+    """Whatever is done to both: appended, cropped, rows selected, repeated, places dropped."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    ours, theirs, rows = GrowableLayer(), DynamicLayer(), 1
+    for _ in range(60):
+        kind = rng.choice(["append", "append", "append", "crop", "rows", "places"])
+        length = theirs.get_seq_length()
+        if kind == "append" or length < 3:
+            keys, values = states(rng.choice([1, 1, 7, 300]), rows), None
+            values = torch.randn_like(keys)
+            returned = ours.update(keys, values)
+            theirs.update(keys, values)
+            assert torch.equal(returned[0], theirs.keys) and torch.equal(returned[1], theirs.values)
+        elif kind == "crop":
+            count = rng.randrange(1, length)
+            ours.crop(-count), theirs.crop(-count)
+        elif kind == "rows":
+            chosen = torch.tensor([rng.randrange(rows) for _ in range(rng.choice([1, 2]))])
+            ours.reorder_cache(chosen), theirs.reorder_cache(chosen)
+            rows = len(chosen)
+        else:
+            kept = torch.tensor(sorted(rng.sample(range(length), length // 2 + 1)))
+            for layer in (ours, theirs):
+                layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+        assert ours.get_seq_length() == theirs.get_seq_length()
+
+
+def test_appending_copies_nothing():
+    layer = GrowableLayer()
+    layer.update(states(1000), states(1000))
+    places = set()
+    for _ in range(200):
+        layer.update(states(1), states(1))
+        layer.update(states(16), states(16))
+        layer.crop(-16)
+        places.add(layer.keys.data_ptr())
+    assert len(places) == 1 and layer.get_seq_length() == 1200
+
+
+def test_a_cache_is_given_back_as_it_was():
+    cache = DynamicCache()
+    cache.update(states(5), states(5), 0)
+    before = cache.layers[0].keys
+    grow_in_place(cache)
+    cache.update(states(1), states(1), 0)
+    assert type(cache.layers[0]) is GrowableLayer
+    as_dynamic(cache)
+    assert type(cache.layers[0]) is DynamicLayer and torch.equal(cache.layers[0].keys[:, :, :5], before)
+    cache.update(states(1), states(1), 0)
+    assert cache.get_seq_length() == 7 and not any("buffer" in name for name in vars(cache.layers[0]))
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_the_switch(model, grows, monkeypatch):
+    plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
+    kinds = set()
+    keep = SharedPrefixTarget._keep
+    monkeypatch.setattr(
+        SharedPrefixTarget, "_keep", lambda self, rows: kinds.update(map(type, self.cache.layers)) or keep(self, rows)
+    )
+    config = SSRConfig(draft_budgets=[], grow_in_place=grows, return_dict_in_generate=True, **plain.settings)
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert kinds == {GrowableLayer if grows else DynamicLayer}
+    assert set(map(type, output.cache.layers)) == {DynamicLayer}
+
+
+def target_of(model, ids) -> SharedPrefixTarget:
+    config = SSRConfig()
+    cache = DynamicCache(config=model.config)
+    positions = torch.arange(ids.shape[1])[None]
+    kwargs = {"cache": cache, "use_cache": True, "position_ids": positions, "attention_mask": torch.ones_like(ids)}
+    return SharedPrefixTarget(model, ids, config, SSRMetrics(), kwargs)
+
+
+def logits_of(model, ids) -> torch.Tensor:
+    with torch.no_grad():
+        return model(ids).logits[0, -1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(6))
+def test_parent_and_child_in_one_row(model, seed):
+    """Blocks of any length, kept as far as chance has it: each row's logits are those of its text alone."""
+    rng = random.Random(seed)
+    target = target_of(model, prompt_ids())
+    target.prefill()
+    parent, child = target.rows[0], None
+    target.forward("thinking", {})  # yields what the prefill said
+    parent.append(7)
+    cache_rows = set()
+    for step in range(30):
+        if child is None:
+            child = parent.fork()
+            child.length -= 1  # a fork is made before the parent's token
+            for _ in range(rng.randrange(1, 4)):
+                child.append(rng.randrange(VOCAB_SIZE))
+            target.fork([child])
+        drafts = {row: [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(5))] for row in target.rows}
+        logits = target.forward("drafting", drafts)
+        for row, draft in drafts.items():
+            for i in range(len(draft) + 1):
+                text = torch.cat([row.ids, torch.tensor([draft[:i]], dtype=torch.long)], dim=1)
+                assert torch.allclose(logits[row][0, i], logits_of(model, text), atol=1e-9), (step, i)
+            for token in draft[: rng.randrange(len(draft) + 1)]:
+                row.append(token)
+            row.append(rng.randrange(VOCAB_SIZE))
+        ends = rng.random() < 0.2
+        target.keep([parent] if ends and child in target.rows else target.rows)
+        cache_rows |= {layer.keys.shape[0] for layer in target.cache.layers}
+        if child not in target.rows:
+            child = None
+            assert target.cache.get_seq_length() == parent.length - 1
+    assert cache_rows == {1}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen3_moe", "deepseek_v3", "glm4_moe", "smollm3"])
+def test_models_that_tell_texts_apart(architecture, attention):
+    model = build_once(architecture)
+    model.set_attn_implementation(attention)
+    try:
+        assert tells_texts_apart(model)
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def test_a_model_that_does_not(model, monkeypatch):
+    """One that drops the mask is given a second row instead, and its tokens are right."""
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    forward = type(model.model).forward
+
+    def forgetful(self, *args, attention_mask=None, **kwargs):
+        mask = None if attention_mask is not None and attention_mask.ndim == 4 else attention_mask
+        return forward(self, *args, attention_mask=mask, **kwargs)
+
+    monkeypatch.setattr(type(model.model), "forward", forgetful)
+    monkeypatch.setattr(hf_ssr.self_check, "_results", {})
+    assert not tells_texts_apart(model)
+    config = SSRConfig(
+        thinking_start=[],
+        thinking_end=[plain.marker],
+        draft_budgets=[4],
+        return_dict_in_generate=True,
+        **plain.settings,
+    )
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert all(shape.startswith("2x") for shape in output.metrics.shapes["drafting"])
+
+
+def test_the_match_follows_a_sequence_that_grows():
+    """As long as a match that is made anew over all of it would be, or shorter; never longer, and it does occur."""
+    rng = random.Random(0)
+    exact = 0
+    for _ in range(300):
+        grown, text = SuffixAutomaton(), []
+        match = SuffixMatch(grown)
+        for _ in range(60):
+            for _ in range(rng.randrange(3)):
+                grown.extend(rng.randrange(3))
+            token = rng.randrange(3)
+            text.append(token)
+            match.advance(token)
+            fresh = SuffixMatch(SuffixAutomaton(grown.tokens))
+            for earlier in text:
+                fresh.advance(earlier)
+            suffix, whole = text[len(text) - match.length :], grown.tokens
+            assert match.length <= fresh.length
+            assert not suffix or any(whole[i : i + len(suffix)] == suffix for i in range(len(whole)))
+            exact += match.length == fresh.length
+    assert exact > 0.8 * 300 * 60
+
+
+def test_a_renamed_token_is_renamed_from_then_on():
+    drafter = SuffixDrafter(["draft"], 1, 8, 1000)
+    drafter.add_draft([1, 2, 3, 2, 4, 5, 2, 6])
+    for token in (1, 9):  # 9 stands for 2
+        drafter.observe(token)
+    assert drafter.propose(8).ids == [3, 9, 4, 5, 9, 6]
+    for token in (3, 2):  # and then it does not
+        drafter.observe(token)
+    assert drafter.propose(8).ids == [4, 5, 2, 6]
+
+
+def test_costs_are_what_was_measured():
+    costs = StepCosts(CPU)
+    assert costs(1, 1) == 1 and costs(1, 9) == costs.guess(1, 9) > 1
+    for tokens, seconds in ((1, 0.010), (1, 0.011), (1, 0.200), (16, 0.022), (4, 0.015)):
+        costs.add(1, tokens, seconds)
+    assert costs(1, 16) == pytest.approx(2.0) and costs(1, 4) == pytest.approx(0.015 / 0.011)  # the median
+    assert costs(1, 4) < costs(1, 10) < costs(1, 16) < costs(1, 40)
+    costs.add(1, 16, 0.001)  # noise: a longer forward is not cheaper than a shorter one
+    costs.add(1, 16, 0.001)
+    assert costs(1, 16) >= costs(1, 4)
+    assert costs(2, 1) == costs.guess(2, 1)
+    costs.add(2, 1, 0.0165)
+    assert costs(2, 1) == pytest.approx(1.5)
+
+
+def governor_with(model, monkeypatch, costs=None, **settings) -> Governor:
+    monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: costs or GuessedCosts(CPU))
+    return Governor(SSRConfig(**settings), model)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9, 0.99])
+def test_a_draft_is_as_long_as_pays(model, monkeypatch, chance):
+    """No other length promises more tokens for its cost."""
+    governor = governor_with(model, monkeypatch, draft_budgets=[4])
+    costs = governor.costs
+
+    def worth(length: int) -> float:
+        return sum(chance**i for i in range(length + 1)) / costs(1, 1 + length)
+
+    draft = governor.fitted(Draft(list(range(16)), chance=chance), lambda n: (1, 1 + n))
+    assert max(map(worth, range(17))) <= worth(len(draft.ids)) * 1.011
+    assert (len(draft.ids) == 0) == (chance < 0.5)
+
+
+def test_what_is_drafted_in_vain_is_bounded(model, monkeypatch):
+    governor = governor_with(model, monkeypatch)
+    record = AcceptanceRecord()
+    steps = cost = 0.0
+    governor.begin(1, 20)
+    for _ in range(400):
+        draft = Draft(list(range(16)), kind="prefix", chance=0.99)  # promised, and never kept
+        fed = governor.fitted(draft, lambda n: (1, 1 + n))
+        record.note(fed, 0)
+        governor.pay([1], 1, 1 + len(fed.ids))
+        steps, cost = steps + 1, cost + governor.costs(1, 1 + len(fed.ids))
+        assert cost <= steps + 0.05 * (steps + governor.costs(1, 20)) + 1e-6
+    assert cost > 1.03 * steps  # it does try
+
+
+class Adversary(SuffixDrafter):
+    """Proposes what does not come, and is sure of it."""
+
+    def propose(self, limit: int) -> Draft:
+        return Draft([3] * max(0, limit), "prompt", kind="match 8", chance=0.99)
+
+
+@pytest.mark.parametrize("close", [None, 10, 40])
+@pytest.mark.parametrize("new", [11, 41, 60, 150])
+def test_never_slower_than_plain(model, monkeypatch, new, close):
+    """By the costs of a CPU, as guessed: drafts that never match, a thought of ten tokens, an answer of one."""
+    costs = GuessedCosts(CPU)
+    monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: costs)
+    monkeypatch.setattr(hf_ssr.decoding, "SuffixDrafter", Adversary)
+    settings = {"do_sample": True, "suppress_tokens": [3]}
+    plain = plain_run(model, {"max_new_tokens": 150, **settings}, earliest_close=0)
+    marker = [2] if close is None or close >= new else [plain.new[close]]
+    config = SSRConfig(
+        thinking_start=[], thinking_end=marker, max_new_tokens=new, return_dict_in_generate=True, **settings
+    )
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, plain.sequences[:, : plain.ids.shape[1] + new])
+    shapes = [s for phase in output.metrics.shapes.values() for s in phase.items()]
+    cost = sum(count * costs(*map(int, shape.split("x"))) for shape, (count, _) in shapes)
+    assert cost <= (new - 1) + 0.05 * (new + costs(1, plain.ids.shape[1]))
+    drafted = output.metrics.drafted_tokens + output.metrics.thinking_drafted_tokens + output.metrics.draft_tokens
+    assert drafted > 0 or new < 41
+
+
+def test_the_clock_changes_no_sample(model):
+    """Under rules by which drafts change what is drawn, a seed fixes the output, however fast the machine is."""
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": True})
+    config = SSRConfig(thinking_start=[], thinking_end=[plain.marker], verify="speculative", **plain.settings)
+    outputs = set()
+    for factor in (0.1, 1.0, 10.0):
+        measured = costs_of(model)
+        for tokens in (1, 2, 4, 8, 16, 17):
+            for _ in range(9):
+                measured.add(1, tokens, 0.001 * tokens**factor)
+        outputs.add(tuple(run(model, plain.ids, {}, generation_config=config)[0].tolist()))
+    assert len(outputs) == 1
+
+
+def test_automatic_budgets_grow_with_the_thought():
+    schedule = ForkSchedule(SSRConfig())
+    assert schedule.next_budget(0, [], None) == 32
+    assert schedule.next_budget(33, [], 32) == 48
+    assert schedule.next_budget(400, [[1], [2]], 400) == 520
+    assert schedule.next_budget(400, [[1, 2], [1, 2]], 400) == 800  # they agree: nothing new is expected soon
+    assert schedule.next_budget(900, [[1, 2], [1, 2]], 400) == 900  # late is better than never
