@@ -200,16 +200,15 @@ class SuffixDrafter(Drafter):
 
     def _best_place_near(self) -> tuple[int, int]:
         """How many of the last tokens match near the lost place, and the position behind them."""
-        tokens, reach = self._source.tokens, self.num_draft_tokens
-        best, place = 0, 0
+        tokens, reach, recent = self._source.tokens, self.num_draft_tokens, self._recent
         first, last = max(1, self._position - reach), min(len(tokens) - 1, self._position + reach)
-        for position in sorted(range(first, last + 1), key=lambda p: abs(p - self._position)):
-            matched = 0
-            while (
-                matched < min(len(self._recent), position)
-                and tokens[position - 1 - matched] == self._recent[-1 - matched]
-            ):
-                matched += 1
-            if matched > best:
-                best, place = matched, position
+        best, place = 0, 0
+        for index, token in enumerate(tokens[first - 1 : last], first):
+            if token == recent[-1]:  # `index` is behind it
+                matched = 1
+                while matched < min(len(recent), index) and tokens[index - 1 - matched] == recent[-1 - matched]:
+                    matched += 1
+                nearness = -abs(index - self._position)
+                if (matched, nearness) > (best, -abs(place - self._position)):
+                    best, place = matched, index
         return best, place

@@ -77,6 +77,8 @@ class SSRMetrics:
         thinking_budget (`int`, *optional*): the budget in force; `thinking_budget_capped`: whether it was cut to leave
             room for an answer.
         draft_probs_bytes (`int`): memory of the largest draft's probabilities, which some rules keep; a batch's sum.
+        extra_places (`int`): most places that the cache had beyond the texts, for children and draft tokens. A child
+            that is a row of its own has places for all that its parent has.
         plain_reason (`str`, *optional*): why plain decoding ran instead of SSR.
         per_row (`list[SSRMetrics]`): of a batch, each row's own tokens, and the forwards that it took part in;
             no times, as they are shared.
@@ -106,6 +108,7 @@ class SSRMetrics:
     thinking_budget: int | None = None
     thinking_budget_capped: bool = False
     draft_probs_bytes: int = 0
+    extra_places: int = 0
     plain_reason: str | None = None
     per_row: list["SSRMetrics"] = field(default_factory=list)
 
@@ -300,6 +303,7 @@ class SSRMetrics:
             f"{self.recovered_tokens} recovered, {self.bonus_tokens} bonus, {self.plain_tokens} plain",
         )
         yield "wasted draft tokens", f"{self.wasted_draft_tokens}"
+        yield "extra places of the cache", f"{self.extra_places}"
         for name in _DERIVED:
             value = getattr(self, name)
             is_shown = not name.endswith("seconds") and name not in ("answer_speedup", "cost")  # one run's noise

@@ -92,6 +92,7 @@ class SharedPrefixTarget(Target):
         outputs = self._run(phase, block, inputs)
         self.rollback.complete()
         self._end += width
+        self._count_places(1)
         logits = {}
         for row, (place, cached, count) in self._branches.items():
             last = place - (self._end - width) + count

@@ -171,7 +171,13 @@ class Target:
             row.cached += count
         self._width, self._fed, self._block_kwargs = width, fed, kwargs
         self._end += width
+        self._count_places(len(self.rows))
         return outputs.logits[:, -keep:]
+
+    def _count_places(self, rows: int) -> None:
+        """`rows` rows of the cache are as long as the longest: what is there beside the texts?"""
+        extra = rows * self._end - sum(row.length for row in self.rows if row.origin is None)
+        self.metrics.extra_places = max(self.metrics.extra_places, extra)
 
     def _run(self, phase: str, block: torch.LongTensor, inputs: dict[str, Any]):
         with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:

@@ -1,5 +1,6 @@
 """What makes it fast: a layer that grows in place, a shared prefix, costs, and the governor that bounds them."""
 
+import json
 import random
 
 import pytest
@@ -13,6 +14,7 @@ import hf_ssr.decoding
 import hf_ssr.scheduling
 import hf_ssr.self_check
 from hf_ssr import SSRConfig
+from hf_ssr.bench import overhead
 from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
 from hf_ssr.drafter_suffix import SuffixDrafter
 from hf_ssr.drafting import AcceptanceRecord, Draft
@@ -317,3 +319,32 @@ def test_automatic_budgets_grow_with_the_thought():
     assert schedule.next_budget(400, [[1], [2]], 400) == 520
     assert schedule.next_budget(400, [[1, 2], [1, 2]], 400) == 800  # they agree: nothing new is expected soon
     assert schedule.next_budget(900, [[1, 2], [1, 2]], 400) == 900  # late is better than never
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_extra_places(model, shares, monkeypatch):
+    """A child that shares its parent's row takes places for its own tokens only."""
+    if not shares:
+        monkeypatch.setattr(SharedPrefixTarget, "can_share", False)
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    config = SSRConfig(
+        thinking_start=[],
+        thinking_end=[plain.marker],
+        draft_budgets=[4],
+        speculate_thinking=False,
+        num_draft_tokens=4,
+        return_dict_in_generate=True,
+        **plain.settings,
+    )
+    metrics = run(model, plain.ids, {}, generation_config=config).metrics
+    own = metrics.draft_tokens + 2 + 6  # its close, and a block of its own and of its parent
+    assert 0 < metrics.extra_places <= (own if shares else own + metrics.prompt_tokens + metrics.thinking_tokens)
+    assert shares or metrics.extra_places > metrics.prompt_tokens
+
+
+def test_the_overhead_curve(capsys):
+    assert overhead.main(["--lengths", "300", "600"]) == 0
+    *table, line = capsys.readouterr().out.splitlines()
+    rows = json.loads(line)
+    assert [row["tokens"] for row in rows] == [300, 600] and "600" in table[-1]
+    assert all(value > 0 for row in rows for value in row.values())

@@ -170,12 +170,17 @@ def _table(report: dict) -> Table:
 def _summary(run: Run) -> str:
     metrics = run.metrics
     stages = [f"{stage.draft_tokens} tokens after {stage.draft_budget}" for stage in metrics.stages]
+    if len(stages) > 3:
+        stages = [stages[0], f"... {len(stages)} times in all ...", stages[-1]]
     drafted = (
         f"drafted the answer: {', '.join(stages)}" if stages else "had no time to draft: the thought was too short"
     )
+    repeated = f" {metrics.thinking_accepted_tokens} of these repeated what stood there before." * (
+        metrics.thinking_accepted_tokens > 0
+    )
     return (
-        f"While the model thought for {metrics.thinking_tokens} tokens, a fork of it closed the thought early and "
-        f"{drafted}. Then the model checked what was drafted, many tokens in a forward: "
+        f"The model thought for {metrics.thinking_tokens} tokens.{repeated} Meanwhile a fork of it closed the thought "
+        f"early and {drafted}. Then the model checked what was drafted, many tokens in a forward: "
         f"{metrics.accepted_tokens} of the answer's {metrics.answer_tokens} tokens it had not to write one by one. "
         "What it says is what it would have said alone."
     )

@@ -1,0 +1,124 @@
+"""What SSR does outside the model's forwards, by length of the context: `python -m hf_ssr.bench.overhead`."""
+
+import argparse
+import json
+import random
+import sys
+import time
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.cache_utils import DynamicLayer
+
+from .. import generate as _registered  # noqa: F401  registers the generation mode
+from ..comparing import Run, timed_generate
+from ..drafter_suffix import SuffixDrafter
+from ..growable_layer import GrowableLayer
+from .methods import arguments_of
+
+VOCABULARY = 5000
+NEW_TOKENS = 200
+HEADS, HEAD_SIZE = 8, 128  # of the layer
+STEPS = 50
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the table, and the figures behind it as one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m hf_ssr.bench.overhead", description=__doc__)
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[1000, 3000, 10000, 30000, 100000], metavar="N", help="tokens"
+    )
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = []
+    for length in track(sorted(arguments.lengths), console=Console(stderr=True)):
+        plain, ssr = outside_forwards(length)
+        rows.append(
+            {
+                "tokens": length,
+                "index_us": index_microseconds(length),
+                "plain_ms": plain,
+                "ssr_ms": ssr,
+                "dynamic_layer_ms": append_milliseconds(DynamicLayer, length),
+                "growable_layer_ms": append_milliseconds(GrowableLayer, length),
+            }
+        )
+    table = Table(title="by tokens of context", box=None)
+    heads = "tokens", "index, µs a token", "outside forwards, plain, ms a token", "SSR", "append, DynamicLayer, ms"
+    for head in (*heads, "GrowableLayer"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(f"{row['tokens']:,}", *(f"{value:.3f}" for value in list(row.values())[1:]))
+    Console(highlight=False).print(table)
+    print(json.dumps(rows))
+    return 0
+
+
+def text_of(length: int) -> list[int]:
+    """Random tokens, of which runs of 20 come again."""
+    rng, text = random.Random(length), []
+    while len(text) < length:
+        begin = rng.randrange(len(text)) if text and rng.random() < 0.5 else None
+        text += [rng.randrange(VOCABULARY) for _ in range(20)] if begin is None else text[begin : begin + 20]
+    return text[:length]
+
+
+def index_microseconds(length: int) -> float:
+    """To observe a token and propose a draft, behind `length` tokens."""
+    drafter = SuffixDrafter(["answer"], 1, 16, 2 * length)
+    text = text_of(length + 1000)
+    for token in text[:length]:
+        drafter.observe(token)
+    begin = time.perf_counter()
+    for token in text[length:]:
+        drafter.propose(16)
+        drafter.observe(token)
+    return (time.perf_counter() - begin) / 1000 * 1e6
+
+
+def outside_forwards(length: int) -> tuple[float, float]:
+    """Milliseconds a token, of plain `generate` and of SSR, behind a prompt of `length` tokens."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=length + NEW_TOKENS,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    ids = torch.tensor([text_of(length)])
+    # every other part of SSR at work: a fork at 32 tokens, its draft, and speculation in a thought that goes on
+    common = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    markers = {"thinking_start": [], "thinking_end": [1], "forced_close": [1]}
+
+    def outside(method: str) -> float:
+        runs = [timed_generate(model, ids, 0, **arguments_of(method, common, None, markers)) for _ in range(3)]
+        return min(map(_outside, runs)) / NEW_TOKENS * 1e3
+
+    return outside("plain"), outside("ssr_off")
+
+
+def _outside(run: Run) -> float:
+    return run.seconds - sum(seconds for _, _, seconds in run.shapes)
+
+
+def append_milliseconds(kind: type[DynamicLayer], length: int) -> float:
+    """To append a token to a layer that holds `length`."""
+    layer, token = kind(), torch.zeros(1, HEADS, 1, HEAD_SIZE)
+    layer.update(*[torch.zeros(1, HEADS, length, HEAD_SIZE)] * 2)
+    layer.update(token, token)
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        layer.update(token, token)
+    return (time.perf_counter() - begin) / STEPS * 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
