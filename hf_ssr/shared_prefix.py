@@ -11,7 +11,7 @@ from .growable_layer import GrowableLayer
 from .self_check import tells_texts_apart
 from .target import Row, Target
 
-MOST_HOLES = 0.25  # of the places: then the cache is made dense
+MOST_HOLES = 64  # places: then they are closed
 
 
 class SharedPrefixTarget(Target):
@@ -25,7 +25,11 @@ class SharedPrefixTarget(Target):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self._sees: dict[Row, torch.Tensor] | None = None  # of each row, shape `(end,)`: the places it attends to
+        # of each row, behind the prefix, which all see: what is added to the scores of a place, 0 = it is seen
+        self._sees: dict[Row, torch.Tensor] | None = None
+        self._unseen = torch.finfo(self.model.dtype).min
+        self._prefix = 0  # places
+        self._padding: torch.Tensor | None = None  # the same for these, where there is padding in front
         self._branches: dict[Row, tuple[int, int, int]] = {}  # last forward: first place, cached before it, tokens fed
 
     @cached_property
@@ -53,12 +57,16 @@ class SharedPrefixTarget(Target):
         if self._sees is None and not self.can_share:
             return super().fork(rows)
         if self._sees is None:
+            self._prefix = self._end
+            self._sees = {self.rows[0]: self.rows[0].ids.new_zeros(0, dtype=self.model.dtype)}
             mask = self.model_kwargs.get("attention_mask")
-            sees = self.rows[0].ids.new_ones(self._end, dtype=torch.bool)
-            if mask is not None:
-                described = min(mask.shape[-1], self._end)
-                sees[:described] = mask[0, :described].bool()
-            self._sees = {self.rows[0]: sees}
+            if mask is not None and not mask[0].all():
+                mask = torch.nn.functional.pad(
+                    mask[0, : self._prefix], (0, max(0, self._prefix - mask.shape[-1])), value=1
+                )
+                self._padding = mask.new_zeros(self._prefix, dtype=self.model.dtype).masked_fill(
+                    mask == 0, self._unseen
+                )
             self._first_position = int(self.model_kwargs["position_ids"][0, -1]) - (self._described - 1)
         for row in rows:
             self._sees[row] = self._sees[row.origin].clone()
@@ -105,15 +113,15 @@ class SharedPrefixTarget(Target):
 
     def _mask(self, width: int) -> torch.Tensor:
         """Added to the attention scores of a block: 0 at what a token sees; `(1, 1, width, end + width)`."""
-        seen = self.rows[0].ids.new_zeros((width, self._end + width), dtype=torch.bool)
+        mask = self._sees[self.rows[0]].new_zeros((width, self._end + width))
+        mask[:, self._prefix :] = self._unseen
+        if self._padding is not None:
+            mask[:, : self._prefix] = self._padding
         for row, (place, _, count) in self._branches.items():
             lines = slice(place - self._end, place - self._end + count)
-            seen[lines, : self._end] = self._sees[row]
-            seen[lines, place : place + count] = seen.new_ones((count, count)).tril()
-        dtype = self.model.dtype
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[
-            None, None
-        ]
+            mask[lines, self._prefix : self._end] = self._sees[row]
+            mask[lines, place : place + count] = mask.new_full((count, count), self._unseen).triu(1)
+        return mask[None, None]
 
     def _keep(self, rows: Sequence[Row]) -> None:
         if self._sees is None:
@@ -121,12 +129,12 @@ class SharedPrefixTarget(Target):
         sees = {}
         for row in rows:
             seen = self._sees[row]
-            mask = seen.new_zeros(self._end)
+            mask = seen.new_full((self._end - self._prefix,), self._unseen)
             mask[: len(seen)] = seen
             if row in self._branches:
                 place, cached, count = self._branches[row]
                 kept = min(count, row.length - 1 - cached)
-                mask[place : place + kept] = True
+                mask[place - self._prefix : place - self._prefix + kept] = 0
                 row.cached = cached + kept
             sees[row] = mask
         self.rows, self._sees, self._branches = list(rows), sees, {}
@@ -136,22 +144,23 @@ class SharedPrefixTarget(Target):
         self._width, self._fed = 0, dict.fromkeys(self.rows, 0)
 
     def _close_holes(self) -> None:
-        seen = torch.stack(list(self._sees.values())).any(dim=0)
-        seen[: self._described] = True  # padding in front stays
+        seen = (torch.stack(list(self._sees.values())) == 0).any(dim=0)
         places = seen.nonzero()[:, 0]
-        end = int(places[-1]) + 1
-        holes = end - len(places)
-        if holes and (len(self.rows) == 1 or holes > MOST_HOLES * end):
+        count = int(places[-1]) + 1 if len(places) else 0
+        holes = count - len(places)
+        if holes > (MOST_HOLES if len(self.rows) > 1 else 0):
+            count = len(places)
             for layer in self.cache.layers:
-                index = places.to(layer.keys.device)
-                layer.keys, layer.values = layer.keys.index_select(-2, index), layer.values.index_select(-2, index)
+                index = places.to(layer.keys.device) + self._prefix
+                for states in (layer.keys, layer.values):
+                    states[..., self._prefix : self._prefix + count, :] = states.index_select(-2, index)
             self._sees = {row: mask[places] for row, mask in self._sees.items()}
-            self._end = len(places)
-        elif end < self._end:
+        else:
+            self._sees = {row: mask[:count] for row, mask in self._sees.items()}
+        if (excess := self._end - self._prefix - count) > 0:
             for layer in self.cache.layers:
-                layer.crop(end - self._end)
-            self._sees = {row: mask[:end] for row, mask in self._sees.items()}
-            self._end = end
+                layer.crop(-excess)
+            self._end -= excess
 
     def _settle_one(self) -> None:
         if self._sees is not None:
