@@ -16,6 +16,7 @@ from tiny_models import VOCAB_SIZE, prompt_ids
 from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
+from hf_ssr.growable_layer import GrowableLayer
 
 EXAMPLES = int(os.environ.get("HF_SSR_EXAMPLES", "12"))
 tokens = st.integers(3, VOCAB_SIZE - 1)
@@ -79,6 +80,11 @@ cases = st.fixed_dictionaries(
         "eos_at": st.one_of(st.none(), st.integers(0, 47)),
         "stop_at": st.one_of(st.none(), st.integers(1, 48)),
         "pads": st.sampled_from([0, 0, 3]),
+        "marker_length": st.sampled_from([1, 1, 2, 3]),
+        "brings_cache": st.booleans(),
+        "speculate_thinking": st.sampled_from([None, None, False]),
+        "max_overhead": st.sampled_from([None, "off", "off", 0.0, 0.5]),
+        "grow_in_place": st.sampled_from([None, False]),
     }
 )
 
@@ -104,8 +110,9 @@ def test_plain_whatever_happens(architecture, case):
     new = run(model, ids, call, case["seed"], attention_mask=mask)[0, length:].tolist()
 
     # any token of the text may be declared to be the closing marker, or the end of text
-    marker = new[min(case["close"], len(new) - 1)]
-    markers = {"thinking_start": [], "thinking_end": [marker], "forced_close": [7, marker, *case["close_tail"]]}
+    place = min(case["close"], len(new) - 1)
+    marker = new[place : place + case["marker_length"]]
+    markers = {"thinking_start": [], "thinking_end": marker, "forced_close": [7, *marker, *case["close_tail"]]}
     if case["eos_at"] is not None:
         call["eos_token_id"] = new[min(case["eos_at"], len(new) - 1)]
     extra = {"attention_mask": mask}
@@ -125,8 +132,10 @@ def test_plain_whatever_happens(architecture, case):
     after = torch.rand(1)
 
     new = expected[0, length:].tolist()
-    answer = new[new.index(marker) + 1 :] if marker in new else new
+    closes = [i for i in range(len(new)) if new[i : i + len(marker)] == marker]
+    answer = new[closes[0] + len(marker) :] if closes else new
     names = ("num_draft_tokens", "min_match_length", "max_draft_length", "draft_temperature", "sources")
+    names += ("speculate_thinking", "max_overhead", "grow_in_place")
     config = SSRConfig(
         **markers,
         **budget,
@@ -136,14 +145,18 @@ def test_plain_whatever_happens(architecture, case):
         prediction_ids=None if case["prediction"] is None else edited(answer, case["prediction"]),
         return_dict_in_generate=True,
     )
-    ours, cache = Recorder(), DynamicCache(config=model.config)
+    ours, brought = Recorder(), {}
+    if case["brings_cache"]:  # then it is not ours to share rows of, or to let grow
+        brought["cache"] = DynamicCache(config=model.config)
     eos = {"eos_token_id": call["eos_token_id"]} if "eos_token_id" in call else {}
-    output = run(model, ids, eos, case["seed"], generation_config=config, streamer=ours, cache=cache, **extra)
+    output = run(model, ids, eos, case["seed"], generation_config=config, streamer=ours, **brought, **extra)
 
     assert torch.equal(output.sequences, expected)
     assert torch.equal(torch.rand(1), after)
     assert [v.tolist() for v in ours.values] == [v.tolist() for v in theirs.values] and ours.ends == 1
+    cache = brought.get("cache", output.cache)
     assert output.cache is cache and cache.get_seq_length() == expected.shape[1] - 1
+    assert not any(type(layer) is GrowableLayer for layer in cache.layers)
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
     metrics = output.metrics
     accounted = metrics.accepted_tokens + metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens
