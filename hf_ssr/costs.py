@@ -3,6 +3,7 @@
 import weakref
 from collections import deque
 from statistics import fmean, median
+from threading import Lock
 
 import torch
 
@@ -26,16 +27,18 @@ class StepCosts:
         self._first, self._each = (0.4, 0.04) if device.type == "cpu" else (0.0, 0.01)
         self._samples: dict[tuple[int, int], deque] = {}
         self._added = 0
+        self._lock = Lock()  # a model may generate in several threads
         self._tables: dict[int, tuple[list[float], list[float]]] = {}
 
     def add(self, rows: int, tokens: int, seconds: float) -> None:
         """A forward over `rows` x `tokens` took so long."""
         size = rows, (tokens - 1).bit_length()
-        samples = self._samples.setdefault(size, deque(maxlen=SAMPLES))
-        samples.append((tokens, seconds))
-        self._added += 1
-        if len(samples) < SAMPLES or self._added % SAMPLES == 0:
-            self._tables.clear()
+        with self._lock:
+            samples = self._samples.setdefault(size, deque(maxlen=SAMPLES))
+            samples.append((tokens, seconds))
+            self._added += 1
+            if len(samples) < SAMPLES or self._added % SAMPLES == 0:
+                self._tables.clear()
 
     def guess(self, rows: int, tokens: int) -> float:
         """The cost as long as nothing is measured."""
@@ -60,15 +63,16 @@ class StepCosts:
 
     def _table(self, rows: int) -> tuple[list[float], list[float]]:
         """Sizes and their costs, both rising."""
-        if rows not in self._tables:
-            plain = median(seconds for _, seconds in self._samples[1, 0])
-            sizes, costs = [], []
-            for (_, _), samples in sorted(item for item in self._samples.items() if item[0][0] == rows):
-                cost = median(seconds for _, seconds in samples) / plain
-                sizes.append(fmean(tokens for tokens, _ in samples))
-                costs.append(max(cost, costs[-1] if costs else 1.0))
-            self._tables[rows] = sizes, costs
-        return self._tables[rows]
+        with self._lock:
+            if rows not in self._tables:
+                plain = median(seconds for _, seconds in self._samples[1, 0])
+                sizes, costs = [], []
+                for _, samples in sorted(item for item in self._samples.items() if item[0][0] == rows):
+                    cost = median(seconds for _, seconds in samples) / plain
+                    sizes.append(fmean(tokens for tokens, _ in samples))
+                    costs.append(max(cost, costs[-1] if costs else 1.0))
+                self._tables[rows] = sizes, costs
+            return self._tables[rows]
 
 
 class UnitCosts(StepCosts):

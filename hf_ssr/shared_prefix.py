@@ -70,7 +70,7 @@ class SharedPrefixTarget(Target):
             self._first_position = int(self.model_kwargs["position_ids"][0, -1]) - (self._described - 1)
         for row in rows:
             self._sees[row] = self._sees[row.origin].clone()
-        self.rows += rows
+        self._add(rows)
 
     def forward(
         self, phase: str, drafts: Mapping[Row, Sequence[int]], recording: bool = True
@@ -79,7 +79,7 @@ class SharedPrefixTarget(Target):
         if self._sees is None:
             return super().forward(phase, drafts, recording)
         device = self.rows[0].ids.device
-        blocks, positions, begin, self._branches = [], [], 0, {}
+        blocks, positions, begin, branches = [], [], 0, {}
         for row in self.rows:
             draft = row.ids.new_tensor([list(drafts.get(row, ()))], dtype=torch.long)
             block = torch.cat([row.ids[:, row.cached :], draft], dim=1)
@@ -87,22 +87,23 @@ class SharedPrefixTarget(Target):
             count = block.shape[1]
             first = self._first_position + row.cached
             positions.append(torch.arange(first, first + count, device=device))
-            self._branches[row] = (self._end + begin, row.cached, count)
+            branches[row] = (self._end + begin, row.cached, count)
             begin += count
         block, width = torch.cat(blocks, dim=1), begin
         kwargs = {**self.model_kwargs, "position_ids": torch.cat(positions)[None]}
         kwargs["attention_mask"] = block.new_ones((1, self._end + width))
         inputs = self.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
-        inputs["attention_mask"] = self._mask(width)
+        inputs["attention_mask"] = self._mask(width, branches)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
         self.rollback.begin(True)
         outputs = self._run(phase, block, inputs)
         self.rollback.complete()
         self._end += width
+        self._branches = branches
         self._count_places(1)
         logits = {}
-        for row, (place, cached, count) in self._branches.items():
+        for row, (place, cached, count) in branches.items():
             last = place - (self._end - width) + count
             logits[row] = outputs.logits[:, last - count + row.length - cached - 1 : last]
         return logits
@@ -111,13 +112,13 @@ class SharedPrefixTarget(Target):
         """As of [`Target`]: branches of a tree are one row."""
         return (1, sum(widths)) if self._sees is not None or self.can_share else super().shape_of(widths)
 
-    def _mask(self, width: int) -> torch.Tensor:
+    def _mask(self, width: int, branches: Mapping[Row, tuple[int, int, int]]) -> torch.Tensor:
         """Added to the attention scores of a block: 0 at what a token sees; `(1, 1, width, end + width)`."""
         mask = self._sees[self.rows[0]].new_zeros((width, self._end + width))
         mask[:, self._prefix :] = self._unseen
         if self._padding is not None:
             mask[:, : self._prefix] = self._padding
-        for row, (place, _, count) in self._branches.items():
+        for row, (place, _, count) in branches.items():
             lines = slice(place - self._end, place - self._end + count)
             mask[lines, self._prefix : self._end] = self._sees[row]
             mask[lines, place : place + count] = mask.new_full((count, count), self._unseen).triu(1)

@@ -80,7 +80,7 @@ class Target:
         self.batch_size, self._width = input_ids.shape
         self._fed = dict.fromkeys(self.rows, self._width)  # tokens of each row in the last forward, `_width` wide
         self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
-        self._block_kwargs = model_kwargs  # those of the last forward
+        self._block_kwargs: dict[str, Any] | None = model_kwargs  # of all places, as long as nothing has changed
         self._next_logits: torch.Tensor | None = None
         self._costs = costs_of(model)
         self.last_shape, self._seconds = (0, 0), 0.0  # rows and tokens of the last forward, and what it took
@@ -214,7 +214,7 @@ class Target:
                 row.cached -= max(0, count - (self._width - self._fed[row]))
             self._end -= count
         else:
-            kwargs = dict(self._block_kwargs)
+            kwargs = dict(self._described_to_end())
             if kwargs.get("attention_mask") is None:  # dropped by `generate` where nothing is padded
                 kwargs["attention_mask"] = rows[0].ids.new_ones((len(self.rows), self._end))
             places = [self.rows.index(row) for row in rows]
@@ -224,6 +224,7 @@ class Target:
             self.model_kwargs = shift_rows(self.cache, kwargs, places, len(self.rows), list(excess.values()), self._end)
             self.rows = list(rows)
         self._width, self._fed = 0, dict.fromkeys(self.rows, 0)  # all that is left is text
+        self._block_kwargs = None
 
     def fork(self, rows: Sequence[Row]) -> None:
         """
@@ -238,25 +239,33 @@ class Target:
         except torch.OutOfMemoryError:
             self._select(places)  # some layers may have all rows already
             raise
-        self.rows += rows
+        self._add(rows)
         self._fed = dict.fromkeys(self.rows, 0)
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            row.cached = row.origin.cached  # since it was forked, its origin may have been rolled back
+        self.rows += rows
 
     def settle(self) -> None:
         """Leaves the cache of one text as plain `generate` leaves it: one row, all of the text but its last token."""
-        if self.batch_size == 1:
-            self._settle_one()
-        self.rollback.record(False)
-        as_dynamic(self.cache)
+        try:
+            if self.batch_size == 1:
+                self._settle_one()
+        finally:
+            self.rollback.record(False)
+            as_dynamic(self.cache)
 
     def _settle_one(self) -> None:
         row = self.rows[0]
-        if len(self.rows) > 1:
+        is_whole = self.undo_forward()
+        if is_whole and self.rollback.can_roll_back and not self.has_logits:
+            self.keep([row])
+        elif len(self.rows) > 1:
             self._select([0])
             self.rows = [row]
-        if not self.undo_forward():
+        if not is_whole:
             return
-        if self.rollback.can_roll_back and not self.has_logits:
-            self.keep([row])
         is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
         if is_kept and row.cached < row.length - 1:
             missing = row.ids[:, row.cached : row.length - 1].clone()
@@ -265,6 +274,12 @@ class Target:
     def _select(self, places: list[int]) -> None:
         self._describe(self._end)
         self.model_kwargs = select_rows(self.cache, self.model_kwargs, places, len(self.rows))
+
+    def _described_to_end(self) -> dict[str, Any]:
+        """`model_kwargs` of all places of the cache."""
+        if self._block_kwargs is not None:
+            return self._block_kwargs
+        return self._extended(self.model_kwargs, self._end - self._described)
 
     def _describe(self, end: int) -> None:
         """Lets `model_kwargs` (positions, mask) describe the places before `end`."""

@@ -2,6 +2,9 @@
 
 import json
 import random
+import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from hf_ssr.metrics import SSRMetrics
 from hf_ssr.scheduling import ForkSchedule, Governor
 from hf_ssr.self_check import tells_texts_apart
 from hf_ssr.shared_prefix import SharedPrefixTarget
+from hf_ssr.state import TextState
 from hf_ssr.suffix_automaton import SuffixAutomaton, SuffixMatch
 
 CPU = torch.device("cpu")
@@ -350,3 +354,88 @@ def test_the_overhead_curve(capsys):
     rows = json.loads(line)
     assert [row["tokens"] for row in rows] == [300, 600] and "600" in table[-1]
     assert all(value > 0 for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "lfm2", "qwen3_5"])
+@pytest.mark.parametrize("settings", [{"draft_interval": 5}, {"draft_interval": 11}, {"draft_budgets": "auto"}])
+def test_a_child_drafts_what_the_model_would_write(architecture, settings, monkeypatch):
+    """From the text at its budget and the forced close, greedily; also where the fork falls into a rejected block."""
+    monkeypatch.setattr(hf_ssr.scheduling, "FIRST_AUTO_BUDGET", 5)
+    end_stage = TextState.end_stage
+
+    def noted_in(drafts):
+        def noted(text, reason):
+            if text.child is not None and text.child.tokens:
+                drafts.append((text.child.draft_budget, list(text.child.tokens)))
+            end_stage(text, reason)
+
+        return noted
+
+    model = build_once(architecture)
+    for temperature in (0.5, 1.0):
+        sampling = {"max_new_tokens": 90, "do_sample": True, "temperature": temperature}
+        plain = plain_run(model, sampling)
+        close = [plain.marker, 5, 9]
+        config = SSRConfig(
+            thinking_start=[],
+            thinking_end=[VOCAB_SIZE - 1],
+            forced_close=[VOCAB_SIZE - 1, *close],
+            max_overhead="off",
+            return_dict_in_generate=True,
+            **settings,
+            **plain.settings,
+        )
+        drafts = []
+        monkeypatch.setattr(TextState, "end_stage", noted_in(drafts))
+        output = run(model, plain.ids, {}, generation_config=config)
+        assert torch.equal(output.sequences, plain.sequences)
+        assert drafts and len(drafts) == sum(stage.draft_tokens > 0 for stage in output.metrics.stages)
+        for budget, draft in drafts:
+            text = plain.sequences[:, : plain.ids.shape[1] + budget]
+            text = torch.cat([text, torch.tensor([[VOCAB_SIZE - 1, *close]])], dim=1)
+            wanted = run(model, text, {"max_new_tokens": len(draft), "do_sample": False})[0, text.shape[1] :].tolist()
+            assert draft == wanted, budget
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "gpt_oss", "mistral", "gemma3"])
+@pytest.mark.parametrize("max_overhead", [0.5, "off"])
+def test_forks_in_the_middle_of_blocks(architecture, max_overhead, monkeypatch):
+    """Rows of different lengths, a new child at once where an old one ends."""
+    monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: GuessedCosts(CPU))
+    model = build_once(architecture)
+    for seed in range(6):
+        plain = plain_run(model, {"max_new_tokens": 120, "do_sample": True, "temperature": 0.5}, seed=seed)
+        config = SSRConfig(
+            thinking_start=[], thinking_end=[VOCAB_SIZE - 1], max_overhead=max_overhead, **plain.settings
+        )
+        assert torch.equal(run(model, plain.ids, {}, seed, generation_config=config), plain.sequences), seed
+
+
+def test_threads_share_costs(model):
+    """Two threads generate with one model: what one measures, the other reads."""
+    costs, errors, stop = StepCosts(CPU), [], threading.Event()
+
+    def work(add: bool) -> None:
+        rng = random.Random(add)
+        try:
+            while not stop.is_set():
+                if add:
+                    costs.add(1, rng.choice([1, 2, 4, 8, 16, 17]), rng.random())
+                else:
+                    costs(1, rng.randrange(1, 20))
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(add,)) for add in (True, True, False, False)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors

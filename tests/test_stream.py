@@ -458,3 +458,33 @@ def test_the_global_generator_is_left_as_plain_leaves_it(plain_and_model):
     assert torch.equal(torch.rand(1), after_plain)
     assert torch.equal(output.sequences, plain.sequences)
     assert sum(stage.draft_tokens for stage in output.metrics.stages) > 0
+
+
+@pytest.mark.parametrize("kind", ["out of memory", "interrupt in a layer", "interrupt in the streamer"])
+def test_whatever_happens_beside_a_child(plain_and_model, kind):
+    """At every place: without memory it goes on, an interrupt comes through as what it is, the next call is right."""
+    plain, model = plain_and_model
+    config = config_of(plain, draft_budgets=None, draft_interval=7, prediction_ids=None, max_overhead="off")
+    counts = []
+    handle = model.model.layers[0].register_forward_pre_hook(lambda *_: counts.append(1))
+    run(model, plain.ids, {}, generation_config=config)
+    handle.remove()
+    for place in range(3, len(counts), 1 if kind == "out of memory" else 3):
+        calls = []
+
+        def fail(module, args, place=place, calls=calls):
+            calls.append(1)
+            if len(calls) == place:
+                raise torch.OutOfMemoryError if kind == "out of memory" else KeyboardInterrupt
+
+        handle = model.model.layers[0].register_forward_pre_hook(fail) if "streamer" not in kind else None
+        streamer = Recorder(place, KeyboardInterrupt) if handle is None else None
+        try:
+            output = run(model, plain.ids, {}, generation_config=config, streamer=streamer)
+            assert torch.equal(output, plain.sequences), place
+        except (KeyboardInterrupt, torch.OutOfMemoryError):  # in a forward without a child, where plain fails too
+            pass
+        finally:
+            if handle is not None:
+                handle.remove()
+    assert torch.equal(run(model, plain.ids, {}, generation_config=config), plain.sequences)
