@@ -15,7 +15,7 @@ from .bench.command import add_arguments, bench_command
 from .bench.demo import run_demo
 from .bench.reasoner import reasoner_folder
 from .bench.tasks import TASKS
-from .comparing import Run, difference_between, print_comparison, prompt_ids, run_plain, run_ssr
+from .comparing import Run, difference_between, print_comparison, prompt_ids, run_plain, run_ssr, warm_up
 from .config import SSRConfig
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
 from .hub import export
@@ -204,6 +204,8 @@ def answer_command(argv: list[str]) -> int:
             ).input_ids
         model = _load_model(arguments)
         ids = prompt_ids(tokenizer, arguments.prompt, arguments.prefill).to(model.device)
+        if arguments.compare:
+            warm_up(model, ids)
         run = run_ssr(model, ids, arguments.seed, config, tokenizer, stream=not arguments.json)
         plain = None
         if arguments.compare:

@@ -69,6 +69,11 @@ def timed_generate(model, ids, seed: int, **kwargs) -> Run:
     return Run(output.sequences[0, ids.shape[1] :].tolist(), len(shapes), seconds, metrics, shapes)
 
 
+def warm_up(model, ids) -> None:
+    """What the first forwards of a process take belongs to none of the runs that are compared."""
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=0)
+
+
 def run_ssr(model, ids, seed: int, config: SSRConfig, tokenizer, stream: bool) -> Run:
     """With SSR; streamed to the terminal if asked for. Warnings go to stderr as lines of the command."""
     streamer = ThoughtAndAnswer(tokenizer, config, ids[0].tolist()) if stream else None
