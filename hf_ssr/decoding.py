@@ -242,7 +242,8 @@ def may_fork(text: TextState, token: int, schedule: ForkSchedule, governor: Gove
 def stop_costly_children(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
     """Under automatic budgets, what is not paid back has a limit."""
     children = [text for text in texts if text.child is not None and text.child.row in target.rows]
-    if schedule.is_auto and children and not governor.allows_child(target.shape_of([1] * len(target.rows))):
+    shape = target.shape_of([1] * len(target.rows))
+    if schedule.is_auto and children and not governor.allows_child(len(texts), shape):
         for text in children:
             text.end_stage("overhead")
 

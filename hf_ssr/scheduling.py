@@ -75,12 +75,12 @@ class Governor:
     def __init__(self, config: SSRConfig, model):
         self.max_overhead = config.setting("max_overhead")
         self.is_on = self.max_overhead != "off"
-        self._measured = costs_of(model)
-        self.costs: StepCosts = self._measured
         if not self.is_on:
-            self.costs = UnitCosts(model.device)
+            self.costs: StepCosts = UnitCosts(model.device)
         elif config.rule in ("speculative", "block"):
             self.costs = GuessedCosts(model.device)
+        else:
+            self.costs = costs_of(model)
         self._is_bounded = self.is_on and not (config.forks_on_request or config.prediction_ids)
         self._plain = 0.0  # plain steps of a plain run so far
         self._balance = 0.0  # plain steps saved, less those that drafting has cost
@@ -134,9 +134,9 @@ class Governor:
         """Whether a stage may begin."""
         return self._allows(LEAST_STAGE_COST, CHILDREN)
 
-    def allows_child(self, shape: tuple[int, int]) -> bool:
-        """Whether children may take part in the next forward, over so many rows and tokens at least."""
-        return self._allows(self.costs(*shape) - 1, CHILDREN)
+    def allows_child(self, texts: int, shape: tuple[int, int]) -> bool:
+        """Whether children of so many texts may take part in the next forward, over rows and tokens of `shape`."""
+        return self._allows(self.costs(*shape) / self.costs(texts, 1) - 1, CHILDREN)
 
     def _allows(self, cost: float, share: float) -> bool:
         return not self._is_bounded or cost <= self._balance + share * self.max_overhead * self._plain

@@ -25,7 +25,7 @@ class Row:
 
     def __init__(self, ids: torch.LongTensor, origin: "Row | None" = None):
         self.length = ids.shape[1]
-        self.cached = 0 if origin is None else origin.cached  # tokens of the text that the cache holds
+        self.cached = 0  # tokens of the text that the cache holds
         self.origin = origin
         self._ids = ids.new_zeros((1, self.length + 1024))
         self._ids[:, : self.length] = ids
@@ -244,7 +244,7 @@ class Target:
 
     def _add(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            row.cached = row.origin.cached  # since it was forked, its origin may have been rolled back
+            row.cached = row.origin.cached
         self.rows += rows
 
     def settle(self) -> None:

@@ -1,5 +1,6 @@
 """What makes it fast: a layer that grows in place, a shared prefix, costs, and the governor that bounds them."""
 
+import itertools
 import json
 import random
 import sys
@@ -18,7 +19,7 @@ import hf_ssr.scheduling
 import hf_ssr.self_check
 from hf_ssr import SSRConfig
 from hf_ssr.bench import overhead
-from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
+from hf_ssr.costs import GuessedCosts, StepCosts
 from hf_ssr.drafter_suffix import SuffixDrafter
 from hf_ssr.drafting import AcceptanceRecord, Draft
 from hf_ssr.growable_layer import GrowableLayer, as_dynamic, grow_in_place
@@ -304,18 +305,25 @@ def test_never_slower_than_plain(model, monkeypatch, new, close):
     assert drafted > 0 or new < 41
 
 
-def test_the_clock_changes_no_sample(model):
+def test_the_clock_changes_no_sample(model, monkeypatch):
     """Under rules by which drafts change what is drawn, a seed fixes the output, however fast the machine is."""
-    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": True})
-    config = SSRConfig(thinking_start=[], thinking_end=[plain.marker], verify="speculative", **plain.settings)
-    outputs = set()
-    for factor in (0.1, 1.0, 10.0):
-        measured = costs_of(model)
+    settings = {"max_new_tokens": 90, "do_sample": True, "temperature": 0.5}
+    outputs, drafted = {"exact": set(), "speculative": set()}, {"exact": set(), "speculative": set()}
+    for rule, power in itertools.product(outputs, (0.01, 3.0)):
+        costs = StepCosts(CPU)
         for tokens in (1, 2, 4, 8, 16, 17):
-            for _ in range(9):
-                measured.add(1, tokens, 0.001 * tokens**factor)
-        outputs.add(tuple(run(model, plain.ids, {}, generation_config=config)[0].tolist()))
-    assert len(outputs) == 1
+            costs.add(1, tokens, 0.001 * tokens**power)
+        monkeypatch.setattr(costs, "add", lambda *_: None)
+        monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model, costs=costs: costs)
+        config = SSRConfig(verify=rule, draft_budgets=[4], return_dict_in_generate=True, thinking_start=[], **settings)
+        config.thinking_end = [plain_run(model, settings).marker]
+        output = run(model, prompt_ids(), {}, generation_config=config)
+        outputs[rule].add(tuple(output.sequences[0].tolist()))
+        metrics = output.metrics
+        drafted[rule].add((metrics.drafted_tokens, metrics.thinking_drafted_tokens, metrics.draft_tokens))
+    assert all(len(texts) == 1 for texts in outputs.values())
+    assert len(drafted["exact"]) == 2  # where it may, a dear forward makes drafts shorter
+    assert len(drafted["speculative"]) == 1
 
 
 def test_automatic_budgets_grow_with_the_thought():
@@ -372,8 +380,8 @@ def test_a_child_drafts_what_the_model_would_write(architecture, settings, monke
         return noted
 
     model = build_once(architecture)
-    for temperature in (0.5, 1.0):
-        sampling = {"max_new_tokens": 90, "do_sample": True, "temperature": temperature}
+    for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.5}, {"do_sample": True}):
+        sampling = {"max_new_tokens": 90, **sampling}
         plain = plain_run(model, sampling)
         close = [plain.marker, 5, 9]
         config = SSRConfig(
@@ -439,3 +447,18 @@ def test_threads_share_costs(model):
     finally:
         sys.setswitchinterval(interval)
     assert not errors
+
+
+def test_children_of_a_batch(model, monkeypatch):
+    """What they cost is a share of a step of the whole batch."""
+    governor = governor_with(model, monkeypatch)
+    for _ in range(100):
+        governor.pay([1] * 4, 4, 1)
+    costs = governor.costs
+    assert governor.allows_child(4, (8, 1)) and costs(8, 1) - 1 < 2.5
+    extra = costs(8, 1) / costs(4, 1) - 1
+    count = 0
+    while governor.allows_child(4, (8, 1)):
+        governor.pay([1] * 4, 8, 1)
+        count += 1
+    assert count == pytest.approx(0.025 * (100 + count) / extra, abs=1.5)
