@@ -6,15 +6,14 @@ import torch
 import torch.nn.functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from .child import Child, DraftSampling
 from .drafter_suffix import SuffixDrafter
 from .drafting import (
     ANSWER,
     ROW_WISE_PROCESSORS,
     THOUGHT,
     AcceptanceRecord,
-    Child,
     Draft,
-    DraftSampling,
     child_processors,
 )
 from .metrics import SSRMetrics, Stage

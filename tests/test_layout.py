@@ -19,7 +19,7 @@ LEVELS = [
     ["applicability"],
     ["speculating"],
     ["state"],
-    ["scheduling", "shared_prefix", "drafter_suffix"],
+    ["scheduling", "shared_prefix", "drafter_suffix", "child"],
     ["drafting"],
     ["target"],
 ]
