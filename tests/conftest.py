@@ -15,9 +15,19 @@ from tiny_models import EOS, VOCAB_SIZE, build, prompt_ids
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+import hf_ssr.scheduling
+from hf_ssr.costs import UnitCosts
+
 torch.set_num_threads(1)
 
 build_once = lru_cache(maxsize=2)(build)
+
+
+@pytest.fixture(autouse=True)
+def steady_costs(request, monkeypatch):
+    """Measured costs are noise on tiny models: tests count forwards at one cost each, unless `measured_costs`."""
+    if request.node.get_closest_marker("measured_costs") is None:
+        monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: UnitCosts(model.device))
 
 
 @pytest.fixture

@@ -235,7 +235,6 @@ def test_samples_follow_the_targets_law(model):
     config = SSRConfig(
         prediction_ids=list(likeliest),
         draft_budgets=[],
-        max_overhead="off",  # at 2,000 rows a second token is not cheap
         return_dict_in_generate=True,
         **settings,
     )

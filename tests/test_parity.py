@@ -101,7 +101,6 @@ def test_same_tokens(architecture, sampling, condition, tokenizer, count_forward
             **end,
             **{k: v for k, v in settings.items() if k not in call},
             **draft_settings(kind, answer),
-            **({} if kind in ("child", "adversarial") else {"max_overhead": "off"}),  # measured costs are noisy
             return_dict_in_generate=True,
         )
         output = run(model, plain.ids, call, generation_config=config)

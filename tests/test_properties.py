@@ -20,6 +20,7 @@ from hf_ssr.growable_layer import GrowableLayer
 
 EXAMPLES = int(os.environ.get("HF_SSR_EXAMPLES", "12"))
 tokens = st.integers(3, VOCAB_SIZE - 1)
+pytestmark = pytest.mark.measured_costs
 
 
 @st.composite
