@@ -45,7 +45,7 @@ class Child:
     ):
         self.row = row
         self.drafter = drafter
-        self.forwards = 0  # that it has taken part in
+        self.forwards, self.seconds = 0, 0.0  # that it has taken part in, and what they took
         self._drafted = Draft()
         self.draft_budget = draft_budget
         self.tokens: list[int] = []  # the draft, without the close

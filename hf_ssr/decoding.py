@@ -132,6 +132,9 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
                 raise
             target.keep([text.row for text in texts])
             logits = target.forward(phase, proposed, recording)
+        for child in (text.child for text in texts if text.child is not None and text.child.row in logits):
+            child.forwards += 1
+            child.seconds += target.metrics.timeline[-1][-1]
         for text, own_phase in zip(texts, phases, strict=True):
             draft = drafts.get(text.row, Draft())
             if text.metrics is not target.metrics:
@@ -204,7 +207,6 @@ def think(
     own_logits, child = logits[text.row], text.child
     if child is not None and child.row in logits:
         with text.metrics.timed("drafting_exposed"):  # the parent waits for it
-            child.forwards += 1
             child.choose(drafts.get(child.row, Draft()), logits[child.row])
             text.stream.preview(child.tokens)
     choices = text.choices(own_logits)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .drafting import Draft, Drafter
+from .metrics import Stage
 from .suffix_automaton import SuffixAutomaton, SuffixMatch
 from .verifying import DraftProbs
 
@@ -23,6 +24,7 @@ class _Source:
     automaton: SuffixAutomaton
     match: SuffixMatch | None  # None: the text itself, matched against its own past
     probs: list | None = None  # of a draft: what each token was drawn from
+    stage: Stage | None = None  # of a draft: whose it is
 
     @property
     def tokens(self) -> list[int]:
@@ -84,15 +86,16 @@ class SuffixDrafter(Drafter):
         tokens: SuffixAutomaton | Sequence[int],
         probs: list[DraftProbs | None] | None = None,
         begin: int | None = 0,
+        stage: Stage | None = None,
     ) -> None:
         """
         A draft of what comes next: followed from its token `begin`, if there is one, and searched before older drafts.
-        `probs` are what each token was drawn from; they are proposed with it until the first token that differs: what a
+        `stage` is whose it is, `probs` are what each token was drawn from; they are proposed with it until the first token that differs: what a
         decision has looked at counts as not drawn.
         """
         if "draft" in self._names and len(tokens):
             automaton = _indexed(tokens)
-            self._sources.insert(0, _Source("draft", automaton, SuffixMatch(automaton), probs))
+            self._sources.insert(0, _Source("draft", automaton, SuffixMatch(automaton), probs, stage))
             drafts = [source for source in self._sources if source.name == "draft"]
             for source in drafts[MOST_DRAFTS:]:
                 self._sources.remove(source)
@@ -125,6 +128,7 @@ class SuffixDrafter(Drafter):
         if self._renamed:
             ids = [self._renamed.get(token, token) for token in ids]
         draft = Draft(ids, self._source.name, self._is_prefix, self._kind, self.record.chance(self._kind))
+        draft.stage = self._source.stage
         if self._is_unseen and self._source.probs is not None:
             draft.then = next(iter(self._source.tokens[end : end + 1]), None)
             draft.probs = self._source.probs[begin : end + 1]

@@ -8,6 +8,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from .metrics import Stage
 from .verifying import DraftProbs
 
 
@@ -24,6 +25,7 @@ class Draft:
         chance (`float`): how often a token of such a draft was kept so far, if those before it were.
         probs (`list[DraftProbs | None]`): what each was drawn from, as far as no decision has looked at it yet. Empty,
             and `None` for a token, where it was not drawn. One longer than `ids` if `then` is there.
+        stage (`Stage`, *optional*): whose draft it is.
         then (`int`, *optional*): the token drafted behind `ids`: it needs no forward of its own to be verified.
     """
 
@@ -34,6 +36,7 @@ class Draft:
     chance: float = 1.0
     probs: list[DraftProbs | None] = field(default_factory=list)
     then: int | None = None
+    stage: Stage | None = None
 
 
 class AcceptanceRecord:

@@ -30,13 +30,16 @@ class Stage:
         ended_by (`str`): `"eos"`, `"max_draft_length"`, `"max_length"`, `"fork"` (the next stage began), `"close"` (the
             thought ended), `"overhead"` (`max_overhead` allows no more), `"stop"` (generation ended) or
             `"out_of_memory"` (there was no room for the fork, or for its next step).
-        forwards (`int`): that the child took part in.
+        forwards (`int`), seconds (`float`): those that the child took part in, and what they took in all.
+        accepted_tokens (`int`): tokens of the answer that were taken from this draft.
     """
 
     draft_budget: int
     draft_tokens: int = 0
     ended_by: str = ""
     forwards: int = 0
+    seconds: float = 0.0
+    accepted_tokens: int = 0
 
 
 @dataclass
@@ -68,6 +71,8 @@ class SSRMetrics:
         forwards (`dict[str, int]`): target forwards by phase.
         shapes (`dict[str, dict[str, list]]`): forwards after the prefill by phase and by rows x tokens: how many, and
             their seconds.
+        timeline (`list[tuple]`): each forward in order: phase, rows, tokens, seconds since the start, seconds that it
+            took. Not in `to_dict`.
         thinking_drafted_tokens, thinking_accepted_tokens (`int`): draft tokens verified, and kept, in the thought; the
             other counts are of the answer.
         seconds (`dict[str, float]`): wall time by phase. Drafting is hidden in the thought, except for
@@ -102,6 +107,7 @@ class SSRMetrics:
     thinking_drafted_tokens: int = 0
     thinking_accepted_tokens: int = 0
     shapes: dict[str, dict[str, list]] = field(default_factory=dict)
+    timeline: list[tuple[str, int, int, float, float]] = field(default_factory=list, repr=False)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PHASES, "drafting_exposed"), 0.0))
     forward_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -111,6 +117,9 @@ class SSRMetrics:
     extra_places: int = 0
     plain_reason: str | None = None
     per_row: list["SSRMetrics"] = field(default_factory=list)
+
+    def __post_init__(self):
+        self._began = time.perf_counter()
 
     def add_rows(self, rows: list["SSRMetrics"]) -> None:
         """The tokens of a batch, and its rows."""
@@ -143,6 +152,7 @@ class SSRMetrics:
         elapsed = timer.seconds = time.perf_counter() - begin
         self.forwards[phase] += 1
         self.forward_seconds += elapsed
+        self.timeline.append((phase, rows, tokens, begin - self._began, elapsed))
         if phase != "prefill":
             shape = self.shapes.setdefault(phase, {}).setdefault(f"{rows}x{tokens}", [0, 0.0])
             shape[0] += 1
@@ -160,11 +170,11 @@ class SSRMetrics:
     @contextmanager
     def timed_in_all(self) -> Iterator[None]:
         """Measures `total_seconds`."""
-        begin = time.perf_counter()
+        self._began = time.perf_counter()
         try:
             yield
         finally:
-            self.total_seconds = time.perf_counter() - begin
+            self.total_seconds = time.perf_counter() - self._began
 
     @property
     def target_forwards(self) -> int:
@@ -269,6 +279,7 @@ class SSRMetrics:
         """Counts, times and rates for JSON; an undefined rate is `None`."""
         rates = {name: getattr(self, name) for name in _DERIVED}
         values = {**asdict(self), **rates, "per_row": [row.to_dict() for row in self.per_row]}
+        del values["timeline"]
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
     def __str__(self) -> str:
@@ -283,7 +294,9 @@ class SSRMetrics:
         yield "tokens", f"{self.prompt_tokens} prompt, {self.thinking_tokens} thought, {self.answer_tokens} answer"
         if self.thinking_budget is not None:
             yield "thinking budget", f"{self.thinking_budget}{' (cut to fit)' if self.thinking_budget_capped else ''}"
-        stages = [f"{s.draft_tokens} from {s.draft_budget} ({s.ended_by})" for s in self.stages]
+        stages = [
+            f"{s.draft_tokens} from {s.draft_budget} ({s.ended_by}; {s.accepted_tokens} kept)" for s in self.stages
+        ]
         yield "stages (draft from budget)", ", ".join(stages) or "none"
         yield "forwards", _listed(self.forwards, "d")
         seconds = {name.replace("_", " "): value for name, value in self.seconds.items()}

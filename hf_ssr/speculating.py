@@ -107,6 +107,8 @@ def _count(metrics: SSRMetrics, draft: Draft, count: int, kept: int, followed: b
         metrics.hits += kept > 0
         if draft.source is not None:
             metrics.suffix_accepted[draft.source] += kept
+    if draft.stage is not None:
+        draft.stage.accepted_tokens += kept
     metrics.drafted_tokens += count
     metrics.rounds += count > 0
     if followed:

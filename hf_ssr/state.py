@@ -69,7 +69,7 @@ class TextState:
         self.drafter = self._first_drafter()
         self.done = False
         self.child: Child | None = None
-        self.drafts: list[tuple[SuffixAutomaton, list]] = []  # of each stage, from its lead on, with their probs
+        self.drafts: list[tuple[SuffixAutomaton, list, Stage]] = []  # of each stage, from its lead on, and their probs
         self.speculates_thinking = generation_config.setting("speculate_thinking")
         self.seed = 0  # of rules that draw in other ways than plain `generate`
         self.processors_keep_no_state = all(type(each) in ROW_WISE_PROCESSORS for each in logits_processor)
@@ -110,8 +110,8 @@ class TextState:
         self.drafter = self._new_drafter("answer")
         self.drafter.add("thought", thought)
         self.drafter.add("prompt", self.prompt_index)
-        for draft, probs in self.drafts:
-            self.drafter.add_draft(draft, probs or None)
+        for draft, probs, stage in self.drafts:
+            self.drafter.add_draft(draft, probs or None, stage=stage)
         tail, prediction = list(self.thinking.tail), self.prediction
         if prediction:
             has_tail = prediction[: len(tail)] == tail
@@ -135,7 +135,7 @@ class TextState:
         drafter = self._new_drafter("answer")
         drafter.add("thought", self.drafter.written)
         drafter.add("prompt", self.prompt_index)
-        for draft, _ in self.drafts:
+        for draft, *_ in self.drafts:
             drafter.add_draft(draft, begin=len(lead))
         for token in lead:
             drafter.written.extend(token)
@@ -243,7 +243,7 @@ class TextState:
         stages = self.metrics.stages
         last = self.child.draft_budget if self.child is not None else stages[-1].draft_budget if stages else None
         return schedule.next_budget(
-            self.thinking.thinking_tokens, [draft.tokens for draft, _ in self.drafts[-2:]], last
+            self.thinking.thinking_tokens, [draft.tokens for draft, *_ in self.drafts[-2:]], last
         )
 
     def can_draft_ahead_of(self, token: int) -> bool:
@@ -256,11 +256,12 @@ class TextState:
         if self.child is None:
             return
         child, tokens, probs = self.child, self.child.tokens, self.child.probs
-        self.metrics.stages.append(Stage(child.draft_budget, len(tokens), reason, child.forwards))
+        stage = Stage(child.draft_budget, len(tokens), reason, child.forwards, child.seconds)
+        self.metrics.stages.append(stage)
         if tokens:
             # only the last draft is followed from its first token, so only its probabilities are of use
             probs = [None] * len(self.thinking.tail) + probs
-            self.drafts = [(draft, []) for draft, _ in self.drafts] + [(child.drafter.written, probs)]
+            self.drafts = [(draft, [], of) for draft, _, of in self.drafts] + [(child.drafter.written, probs, stage)]
             size = sum(q.nbytes for q in probs if q is not None)
             self.metrics.draft_probs_bytes = max(self.metrics.draft_probs_bytes, size)
         self.child = None

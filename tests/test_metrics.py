@@ -42,7 +42,9 @@ def test_counts_add_up(metrics):
     assert metrics.thinking_accepted_tokens <= metrics.thinking_drafted_tokens
     counts = {phase: sum(n for n, _ in shapes.values()) for phase, shapes in metrics.shapes.items()}
     assert counts == {phase: n for phase, n in metrics.forwards.items() if n and phase != "prefill"}
-    assert [s.draft_budget for s in metrics.stages] == [5]
+    (stage,) = metrics.stages
+    assert stage.draft_budget == 5 and 0 < stage.accepted_tokens <= stage.draft_tokens
+    assert stage.accepted_tokens == metrics.prefix_accepted + metrics.suffix_accepted["draft"]
 
 
 def test_spans(metrics):
@@ -68,6 +70,18 @@ def test_times_add_up(metrics):
     assert 0 < metrics.forward_seconds < phases <= metrics.total_seconds
     assert metrics.overhead_seconds == metrics.total_seconds - metrics.forward_seconds
     assert metrics.seconds["drafting_exposed"] < metrics.seconds["drafting"] + metrics.seconds["thinking"]
+
+
+def test_timeline(metrics):
+    """Every forward in order, and the sums of it."""
+    assert collections.Counter(phase for phase, *_ in metrics.timeline) == +collections.Counter(metrics.forwards)
+    assert sum(seconds for *_, seconds in metrics.timeline) == pytest.approx(metrics.forward_seconds)
+    for (*_, begin, seconds), (*_, next_begin, _) in itertools.pairwise(metrics.timeline):
+        assert 0 < begin < begin + seconds <= next_begin < metrics.total_seconds
+    drafting = [seconds for phase, *_, seconds in metrics.timeline if phase == "drafting"]
+    assert metrics.stages[0].forwards == len(drafting)
+    assert metrics.stages[0].seconds == pytest.approx(sum(drafting))
+    assert "timeline" not in metrics.to_dict()
 
 
 def test_rates(metrics):
