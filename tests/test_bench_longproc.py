@@ -68,7 +68,8 @@ COUNTS = "<Solution>\n3 + 2 = 5\n10 - 5 = 5\n5 * 5 = 25\n</Solution>"
         ("<Solution>", "Between <Solution> and </Solution>:\n<Solution>", 1),
         ("</Solution>", "", 0),
         ("3 + 2 = 5", "3 + 2 = 6", 0),
-        ("3 + 2 = 5\n", "", 0),  # not all numbers
+        ("3 + 2 = 5\n", "", 0),
+        ("3 + 2 = 5\n10 - 5 = 5\n5 * 5 = 25", "5 * 3 = 15\n15 + 10 = 25", 0),  # 2 is left
         ("10 - 5 = 5\n5 * 5 = 25", "10 - 5 = 5\n5 * 10 = 50", 0),  # 10 twice
         ("5 * 5 = 25", "5 + 5 = 10", 0),  # not the target
         ("10 - 5 = 5", "5 / 10 = 0", 0),
@@ -105,7 +106,7 @@ def test_path_traversal():
     item = longproc("path_traversal", {}, ROUTE)
     assert score(item, ROUTE) == score(item, f"Go:\n<Route>\n{ROUTE}\n</Route>\nDone.") == 1
     assert score(item, f"Go:\n{ROUTE}") == score(item, ROUTE.replace("ferry", "bus")) == 0
-    assert score(item, ROUTE.split("\n")[0]) == score(item, "") == score(item, f"<Route></Route>{ROUTE}") == 0
+    assert score(item, ROUTE.split("\n")[0]) == score(item, "") == score(item, f"<Route></Route>\n{ROUTE}") == 0
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,12 @@ def test_travel_planning(old, new, right):
 )
 def test_travel_planning_keeps_what_is_asked(change, right):
     assert score(longproc("travel_planning", {**TRIP, **change}), PLAN) == right
+
+
+def test_travel_planning_leaves_no_day_out():
+    plan = PLAN.replace("3-5", "4-6").replace("Day 5:", "Day 6:")
+    assert score(longproc("travel_planning", {**TRIP, "constraints": []}), PLAN) == 1
+    assert score(longproc("travel_planning", {**TRIP, "constraints": []}), plan) == 0
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")

@@ -63,6 +63,10 @@ def test_to_leave_early_is_not_to_pass(candidate):
     assert run_python(candidate, "assert f() == 1").status == "failed"
 
 
+def test_why_it_left_early_is_said():
+    assert run_python("raise SystemExit(3)", "").stderr.strip().endswith("SystemExit: 3")
+
+
 def test_endless_loops_end():
     begin = time.monotonic()
     for candidate in ("while True: pass", "import time; time.sleep(60)", STUBBORN):

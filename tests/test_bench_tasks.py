@@ -123,6 +123,7 @@ def test_classeval():
     assert score(item, CLASS.replace("return 1", "raise __import__('unittest').SkipTest")) == 0
     assert score(item, CLASS.replace("return 1", "raise SystemExit")) == 0
     assert score(item, "") == 0
+    assert score(Item("classeval", "", "", {**COUNTER, "test": ""}), CLASS) == 0  # no test is no pass
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,8 @@ def test_classeval():
         ("He has 10-5 = 5, which makes $2,500.", "2500"),
         ("from 10-5", "5"),
         ("-3", "-3"),
+        ("a loss: -$5", "-5"),
+        ("1,2", "2"),
         ("(1, 2)", "2"),
         ("none", None),
         ("", None),
@@ -154,12 +157,13 @@ def test_gsm8k_and_spec_bench(tmp_path):
         {"question_id": 1, "category": "math_reasoning", "turns": ["How many?"], "reference": [solution]},
         {"question_id": 2, "category": "math", "turns": ["Area?", "Sure?"], "reference": ["Area is 3", "5pi"]},
         {"question_id": 3, "category": "writing", "turns": ["Write."]},
+        {"question_id": 4, "category": "coding", "turns": ["Write."], "reference": ["#### 3"]},
     )
     (question,) = load("gsm8k", 5, tmp_path)
-    math, area, writing = load("spec_bench", 5, tmp_path)
+    math, *others = load("spec_bench", 5, tmp_path)
     for item in (question, math):
         assert score(item, "It is 1006.") == 1 and score(item, "It is 1007.") == 0 and score(item, "") == 0
-    assert score(area, "3") is None and score(writing, "Once") is None
+    assert [score(item, "3") for item in others] == [None] * 3
 
 
 def test_blocks():
