@@ -22,6 +22,7 @@ class Run:
 
     Args:
         shapes (`list[tuple[int, int, float]]`): rows, tokens and seconds of each forward.
+        peak_memory (`int`, *optional*): bytes of a GPU, where someone has looked.
     """
 
     tokens: list[int]
@@ -29,6 +30,7 @@ class Run:
     seconds: float
     metrics: Any = None
     shapes: list[tuple[int, int, float]] = field(default_factory=list, repr=False)
+    peak_memory: int | None = None
 
 
 def prompt_ids(tokenizer, prompt: str, prefill: str = "") -> torch.LongTensor:

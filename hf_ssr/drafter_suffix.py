@@ -90,8 +90,8 @@ class SuffixDrafter(Drafter):
     ) -> None:
         """
         A draft of what comes next: followed from its token `begin`, if there is one, and searched before older drafts.
-        `stage` is whose it is, `probs` are what each token was drawn from; they are proposed with it until the first token that differs: what a
-        decision has looked at counts as not drawn.
+        `stage` is whose it is, `probs` are what each token was drawn from; they are proposed with it until the first
+        token that differs: what a decision has looked at counts as not drawn.
         """
         if "draft" in self._names and len(tokens):
             automaton = _indexed(tokens)

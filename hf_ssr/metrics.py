@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from .printing import rows_of
 from .validating import SOURCES
 
 # Where the target's forwards are spent: `drafting` are the steps in which a child drafts while its parent thinks;
@@ -32,6 +33,7 @@ class Stage:
             `"out_of_memory"` (there was no room for the fork, or for its next step).
         forwards (`int`), seconds (`float`): those that the child took part in, and what they took in all.
         accepted_tokens (`int`): tokens of the answer that were taken from this draft.
+        draft (`list[int]`): the draft itself. Not in `to_dict` of the metrics.
     """
 
     draft_budget: int
@@ -40,6 +42,7 @@ class Stage:
     forwards: int = 0
     seconds: float = 0.0
     accepted_tokens: int = 0
+    draft: list[int] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -63,6 +66,8 @@ class SSRMetrics:
         drafted_tokens (`int`): draft tokens that were given to verification.
         prefix_accepted (`int`): draft tokens accepted before the first mismatch with the draft.
         suffix_accepted (`dict[str, int]`): draft tokens accepted later, by the source they were drafted from.
+        accepted_by_position (`list[list[int]]`): of the first, second, ... draft token of a round: how often it was
+            verified, how often kept.
         recovered_tokens, bonus_tokens, plain_tokens (`int`): tokens of the model itself: replacing a rejected draft
             token, after a fully accepted draft, and from steps without a draft.
         spans (`list`): the new tokens in order as runs of [source, count]: `"model"`, `"prefix"` (of a draft, before
@@ -97,6 +102,7 @@ class SSRMetrics:
     drafted_tokens: int = 0
     prefix_accepted: int = 0
     suffix_accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
+    accepted_by_position: list[list[int]] = field(default_factory=list, repr=False)
     recovered_tokens: int = 0
     bonus_tokens: int = 0
     plain_tokens: int = 0
@@ -132,9 +138,24 @@ class SSRMetrics:
             self.seconds["drafting_exposed"] += row.seconds["drafting_exposed"]
             for source, count in row.suffix_accepted.items():
                 self.suffix_accepted[source] += count
+            self.add_positions(row.accepted_by_position)
         budgets = [row.thinking_budget for row in rows if row.thinking_budget is not None]
         self.thinking_budget = max(budgets, default=None)
         self.thinking_budget_capped = any(row.thinking_budget_capped for row in rows)
+
+    def add_positions(self, positions: list[list[int]]) -> None:
+        """`accepted_by_position` of another run."""
+        for position, (verified, kept) in enumerate(positions):
+            if position == len(self.accepted_by_position):
+                self.accepted_by_position.append([0, 0])
+            self.accepted_by_position[position][0] += verified
+            self.accepted_by_position[position][1] += kept
+
+    def add_round(self, verified: int, kept: int) -> None:
+        """A draft of the answer was verified, so many tokens of it kept."""
+        self.rounds += verified > 0
+        self.drafted_tokens += verified
+        self.add_positions([[1, position < kept] for position in range(verified)])
 
     def add_token(self, source: str) -> None:
         """The next new token comes from there."""
@@ -279,53 +300,13 @@ class SSRMetrics:
         """Counts, times and rates for JSON; an undefined rate is `None`."""
         rates = {name: getattr(self, name) for name in _DERIVED}
         values = {**asdict(self), **rates, "per_row": [row.to_dict() for row in self.per_row]}
+        for stage in values["stages"]:
+            del stage["draft"]
         del values["timeline"]
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
     def __str__(self) -> str:
-        return "\n".join(f"{name:<28}{value}" for name, value in self._rows())
-
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        if self.plain_reason is not None:
-            yield "plain decoding", self.plain_reason
-            return
-        if self.per_row:
-            yield "rows", f"{len(self.per_row)}, each in `per_row`"
-        yield "tokens", f"{self.prompt_tokens} prompt, {self.thinking_tokens} thought, {self.answer_tokens} answer"
-        if self.thinking_budget is not None:
-            yield "thinking budget", f"{self.thinking_budget}{' (cut to fit)' if self.thinking_budget_capped else ''}"
-        stages = [
-            f"{s.draft_tokens} from {s.draft_budget} ({s.ended_by}; {s.accepted_tokens} kept)" for s in self.stages
-        ]
-        yield "stages (draft from budget)", ", ".join(stages) or "none"
-        yield "forwards", _listed(self.forwards, "d")
-        seconds = {name.replace("_", " "): value for name, value in self.seconds.items()}
-        if not math.isnan(self.total_seconds):
-            yield "seconds", _listed(seconds, ".3f")
-            yield "seconds in all", f"{self.total_seconds:.3f}, outside forwards {self.overhead_seconds:.3f}"
-        if self.thinking_drafted_tokens:
-            yield (
-                "in the thought",
-                f"{self.thinking_accepted_tokens} of {self.thinking_drafted_tokens} draft tokens kept",
-            )
-        yield "rounds", f"{self.rounds}, {self.mean_draft_length:.2f} draft tokens each"
-        yield "accepted from the prefix", f"{self.prefix_accepted}"
-        yield "accepted from suffixes", _listed(self.suffix_accepted, "d")
-        yield (
-            "tokens of the model",
-            f"{self.recovered_tokens} recovered, {self.bonus_tokens} bonus, {self.plain_tokens} plain",
-        )
-        yield "wasted draft tokens", f"{self.wasted_draft_tokens}"
-        yield "extra places of the cache", f"{self.extra_places}"
-        for name in _DERIVED:
-            value = getattr(self, name)
-            is_shown = not name.endswith("seconds") and name not in ("answer_speedup", "cost")  # one run's noise
-            if isinstance(value, float) and is_shown and not math.isnan(value):
-                yield name.replace("_", " "), f"{value:.3f}"
-
-
-def _listed(values: dict[str, float], form: str) -> str:
-    return ", ".join(f"{value:{form}} {name}" for name, value in values.items() if value) or "none"
+        return "\n".join(f"{name:<28}{value}" for name, value in rows_of(self, _DERIVED))
 
 
 _SUMS = ("prompt_tokens", "new_tokens", "thinking_tokens", "rounds", "drafted_tokens", "prefix_accepted", "lookups")

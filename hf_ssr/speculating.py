@@ -109,8 +109,7 @@ def _count(metrics: SSRMetrics, draft: Draft, count: int, kept: int, followed: b
             metrics.suffix_accepted[draft.source] += kept
     if draft.stage is not None:
         draft.stage.accepted_tokens += kept
-    metrics.drafted_tokens += count
-    metrics.rounds += count > 0
+    metrics.add_round(count, kept)
     if followed:
         if not count:
             metrics.plain_tokens += 1

@@ -256,7 +256,7 @@ class TextState:
         if self.child is None:
             return
         child, tokens, probs = self.child, self.child.tokens, self.child.probs
-        stage = Stage(child.draft_budget, len(tokens), reason, child.forwards, child.seconds)
+        stage = Stage(child.draft_budget, len(tokens), reason, child.forwards, child.seconds, draft=tokens)
         self.metrics.stages.append(stage)
         if tokens:
             # only the last draft is followed from its first token, so only its probabilities are of use

@@ -1,6 +1,8 @@
-"""Thought and answer on a terminal, as they are written."""
+"""What the command writes to a terminal: thought and answer as they come, and what is wrong with how it was called."""
 
+import argparse
 import sys
+from typing import NoReturn
 
 import torch
 from transformers import TextStreamer
@@ -9,6 +11,20 @@ from transformers.generation.streamers import BaseStreamer
 from .config import SSRConfig
 from .markers import resolve_markers
 from .thinking import ThinkingState
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the command."""
+        fail(f"{message}; see {self.prog} --help")
+
+
+def fail(message: str) -> NoReturn:
+    """One line on stderr, exit status 2."""
+    print(f"hf-ssr: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 class _TextTo(TextStreamer):

@@ -2,13 +2,18 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from hf_ssr import SSRConfig
 from hf_ssr.bench import runner
 from hf_ssr.bench.methods import METHODS, SSR_SETTINGS, arguments_of
-from hf_ssr.bench.runner import Record, summarize
+from hf_ssr.bench.records import Record, read_bench
+from hf_ssr.bench.runner import loops, overlap
+from hf_ssr.bench.summary import pooled, summarize
 from hf_ssr.cli import main
 
 
@@ -54,7 +59,7 @@ def test_prompts_from_a_file(tmp_path, capsys):
     prompts.write_text("\n".join(map(json.dumps, entries)))
     arguments = ["--methods", "ssr", "--max-new-tokens", "12", "--repeats", "2", "--out", str(tmp_path / "out")]
     assert main(["bench", "--prompts", str(prompts), "--limit", "1", *arguments]) == 0
-    assert "12" in capsys.readouterr().out
+    assert "8 runs in" in capsys.readouterr().out
     runs = lines_of(tmp_path / "out")
     assert [(run["task"], run["prompt"], run["repeat"]) for run in runs if run["method"] == "ssr"] == [
         ("a", "0", 0),
@@ -68,6 +73,10 @@ def test_prompts_from_a_file(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--tasks", "chess"], "'chess' is none of class, ledger, path"),
+        (["--tasks", "humaneval"], "--data"),
+        (["--sample"], "recommends nothing"),
+        (["--resume"], "there is no bench in"),
+        (["--int8", "--device", "meta"], "--int8 is for a CPU"),
         (["--methods", "magic"], "'magic' is none of plain"),
         (["--limit", "0"], "--limit must be at least 1"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
@@ -106,6 +115,106 @@ def test_what_is_done_is_kept(error, tmp_path, capsys, monkeypatch):
         assert summary["ssr"]["runs"] == 2
 
 
+def bench(out, *arguments) -> int:
+    options = ["--tasks", "path", "--limit", "3", "--max-new-tokens", "24", "--methods", "ssr", "--out", str(out)]
+    return main(["bench", *options, *arguments])
+
+
+def comparable(folder) -> list[tuple]:
+    names = ("task", "prompt", "method", "repeat", "tokens", "forwards", "same_tokens", "score")
+    return [tuple(run[name] for name in names) for run in lines_of(folder)]
+
+
+def test_resumed(tmp_path, capsys, monkeypatch):
+    """What is done is not run again, whatever was cut off, and the result is that of one go."""
+    assert bench(tmp_path / "whole", "--repeats", "2") == 0
+    out = tmp_path / "out"
+    assert bench(out, "--repeats", "2") == 0
+    lines = (out / "runs.jsonl").read_text().splitlines(keepends=True)
+    done = lines[:5]  # of the third prompt, only plain
+    (out / "runs.jsonl").write_text("".join(done) + lines[5][:40])
+    before, ran = (out / "runs.jsonl").read_text(), []
+    timed = runner.timed_generate
+    monkeypatch.setattr(runner, "timed_generate", lambda *a, **k: ran.append(1) or timed(*a, **k))
+    assert bench(out, "--repeats", "2", "--resume") == 0
+    assert len(ran) == 2 + 8  # a warm-up of each method, and four prompts of six
+    assert comparable(out) == comparable(tmp_path / "whole")
+    assert (out / "runs.jsonl").read_text().startswith("".join(done[:4])) and before
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        bench(out, "--repeats", "3", "--resume")
+    assert "`repeats` 2, which is now 3" in capsys.readouterr().err
+    assert len(lines_of(out)) == 12  # nothing lost
+    assert bench(out) == 0 and len(lines_of(out)) == 6  # without --resume it begins anew
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_prompts(tmp_path):
+    """One result, as of one process."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hf_ssr"]
+    options = ["--tasks", "path", "--limit", "3", "--max-new-tokens", "24", "--methods", "ssr_off", "--threads", "1"]
+    command = [*launch, "bench", *options, "--out", str(tmp_path / "two"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert bench(tmp_path / "one", "--methods", "ssr_off") == 0
+    assert comparable(tmp_path / "two") == comparable(tmp_path / "one")
+    settings, _ = read_bench(tmp_path / "two")
+    assert summary["path"]["ssr_off"]["runs"] == 3 and settings["processes"] == 2
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == [
+        "bench.json",
+        "runs.jsonl",
+        "samples.jsonl",
+        "summary.json",
+    ]
+
+
+def test_a_difference_is_told(tmp_path, monkeypatch, capsys):
+    """Where a text parts from plain, and by how little; what loops does not count as speed."""
+    timed = runner.timed_generate
+
+    def another(model, ids, seed, **kwargs):
+        run = timed(model, ids, seed, **kwargs)
+        if isinstance(kwargs["generation_config"], SSRConfig):
+            run.tokens[7] += 1
+        return run
+
+    monkeypatch.setattr(runner, "timed_generate", another)
+    assert bench(tmp_path / "out") == 0
+    for run in lines_of(tmp_path / "out"):
+        is_ssr = run["method"] == "ssr"
+        assert run["same_tokens"] == (not is_ssr) and run["first_difference"] == (7 if is_ssr else None)
+        assert (run["margin"] is not None and run["margin"] > 0) == is_ssr
+    monkeypatch.setattr(runner, "loops", lambda tokens: True)
+    assert bench(tmp_path / "out") == 0
+    assert all(run["loops"] for run in lines_of(tmp_path / "out"))
+    assert json.loads((tmp_path / "out/summary.json").read_text()) == {"path": {}}
+
+
+def test_loops_and_overlaps():
+    assert loops([1, 2, 3] * 60) and loops([9] * 200) and loops(list(range(50)) + [4, 5] * 64)
+    assert not loops(list(range(300))) and not loops([1, 2] * 20) and not loops([1, 2] * 100 + [3])
+    assert overlap([1, 2, 3, 4], [1, 2, 9, 4]) == (0.5, 0.75)
+    assert overlap([], [1]) == (0, 0) and overlap([5, 1, 2], [1, 2]) == (0, 1) and overlap([1], []) == (0, 0)
+
+
+def test_pooled_metrics_are_sums(tmp_path):
+    assert bench(tmp_path / "out", "--max-new-tokens", "200") == 0
+    _, records = read_bench(tmp_path / "out")
+    found = [record.metrics for record in records if record.metrics is not None]
+    total = pooled(found)
+    for name in ("new_tokens", "drafted_tokens", "accepted_tokens", "answer_tokens", "target_forwards"):
+        assert getattr(total, name) == sum(each[name] for each in found) > 0
+    assert len(total.stages) == sum(len(each["stages"]) for each in found) > 0
+    assert total.accepted_by_position[0][0] == total.rounds
+    assert sum(kept for _, kept in total.accepted_by_position) == total.accepted_tokens
+    row = summarize(records)["path"]["ssr"]
+    assert row["ssr"]["acceptance_rate"] == total.acceptance_rate
+    assert sum(stage["accepted_tokens"] for stage in row["ssr"]["stages"]) <= total.accepted_tokens
+    low, high = row["seconds_ratio_interval"]
+    assert low <= row["seconds_ratio"] <= high and row["worst_seconds_ratio"] <= row["mean_seconds_ratio"]
+
+
 def test_ratios_are_those_of_totals():
     records = [
         Record("t", "a", "plain", 0, tokens=10, forwards=10, cost=10, seconds=1.0),
@@ -121,5 +230,5 @@ def test_ratios_are_those_of_totals():
 
 
 def test_methods_differ_in_what_they_say():
-    kinds = {str(arguments_of(method, {"do_sample": False}, None, {})) for method in METHODS}
+    kinds = {str(arguments_of(method, {"do_sample": False}, None, {}, [5])) for method in METHODS}
     assert len(kinds) == len(METHODS)

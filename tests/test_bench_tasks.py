@@ -84,12 +84,13 @@ def test_first_rows_in_order(tmp_path):
     write(tmp_path, FILES["humaneval"], *({**ADD, "task_id": str(i)} for i in range(3)))
     write(tmp_path, FILES["classeval"], *({**COUNTER, "task_id": str(i)} for i in range(3)))
     write(tmp_path, FILES["gsm8k"], *({"index": 7 + i, "question": "Why?", "answer": "#### 1"} for i in range(3)))
-    questions = ({"question_id": i, "category": "qa", "turns": ["Who?", "Why?"]} for i in range(3))
+    kinds = ("qa", "qa", "coding")
+    questions = ({"question_id": i, "category": kind, "turns": ["Who?", "Why?"]} for i, kind in enumerate(kinds))
     write(tmp_path, FILES["spec_bench"], *questions)
     names = {task: [item.name for item in load(task, 2, tmp_path)] for task in ("humaneval", "classeval", "gsm8k")}
     assert names == {"humaneval": ["0", "1"], "classeval": ["0", "1"], "gsm8k": ["7", "8"]}
-    questions = load("spec_bench", 2, tmp_path)
-    assert [(item.name, item.prompt) for item in questions] == [("qa/0", "Who?"), ("qa/1", "Who?")]
+    questions = load("spec_bench", 3, tmp_path)  # of each kind in turn
+    assert [(i.name, i.prompt) for i in questions] == [("qa/0", "Who?"), ("coding/2", "Who?"), ("qa/1", "Who?")]
     assert ADD["prompt"] in load("humaneval", 1, tmp_path)[0].prompt and len(load("humaneval", 9, tmp_path)) == 3
     assert COUNTER["skeleton"] in load("classeval", 1, tmp_path)[0].prompt
 

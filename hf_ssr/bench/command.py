@@ -1,38 +1,64 @@
 """The command line of `hf-ssr bench`."""
 
 import argparse
+import datetime
 import json
+import os
+import platform
+import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from accelerate import PartialState
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..markers import resolved_settings
+from ..version import __version__
+from .int8 import to_int8
 from .methods import METHODS
 from .reasoner import load_reasoner
-from .runner import Prompt, run_bench, summarize, table_of
-from .tasks import HELD_OUT, TASKS, draw
+from .records import RUNS, SAMPLES, SETTINGS, check_settings, read_lines, read_records, whole_groups, write_lines
+from .runner import Bench, Prompt, gather
+from .suite import SUITE, load
+from .summary import summarize, table_of
+from .tasks import TASKS
 
-WIDTH = 110  # columns of the table
+WIDTH = 120  # columns of the table
 DEFAULT_METHODS = "plain,prompt_lookup,suffix_only,ssr"
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, and how it is loaded."""
+    parser.add_argument("--gguf-file", metavar="F", help="GGUF file in the model's folder or repository")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
+    parser.add_argument("--int8", action="store_true", help="weights of linear layers rounded to 8 bits (on a CPU)")
+    parser.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch on a CPU")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-ssr bench` takes."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "methods:\n" + "\n".join(f"  {name:<16} {text}" for name, text in METHODS.items())
+    parser.epilog += (
+        "\n\nSeveral GPUs or machines share the prompts: accelerate launch -m hf_ssr bench ...\n"
+        "(processes on a CPU: torchrun --nproc-per-node N -m hf_ssr bench ...)"
+    )
     parser.add_argument("--model", metavar="PATH_OR_ID", help="default: the small reasoner that comes with hf-ssr")
-    parser.add_argument("--gguf-file", metavar="F", help="GGUF file in the model's folder or repository")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
-    parser.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
-    tasks = f"of {', '.join(TASKS)}, with commas between (default: all; none beside --prompts)"
-    parser.add_argument("--tasks", type=_names(TASKS), metavar="A,B", help=tasks)
+    add_model_arguments(parser)
+    tasks = f"of {', '.join(SUITE)}, with commas between (default: {','.join(TASKS)}; none beside --prompts)"
+    parser.add_argument("--tasks", type=_names(SUITE), metavar="A,B", help=tasks)
+    data = "folder with the data of public benchmarks: all tasks but class, ledger and path need it"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=data)
     prompts = "JSON lines with `prompt` and, if you like, `task`, `name`, `prefill` (how the model's turn begins)"
     parser.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
+    parser.add_argument("--instruction", default="", metavar="TEXT", help="put before each prompt")
+    parser.add_argument("--prefill", default="", metavar="TEXT", help="how the model's turn begins, e.g. '<think>'")
     parser.add_argument(
         "--methods",
         type=_names(METHODS),
@@ -43,11 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=10, metavar="N", help="prompts of each task (default 10)")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of everything (default 1)")
     parser.add_argument("--max-new-tokens", type=int, default=2048, metavar="N", help="(default 2048)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 = greedy (default)")
+    sampling = parser.add_mutually_exclusive_group()
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 = greedy (default)")
+    sampling.add_argument("--sample", action="store_true", help="as the model's generation_config.json recommends")
     parser.add_argument("--thinking-start", metavar="TEXT", help="opens a thought (default: detected; '' = at once)")
     parser.add_argument("--thinking-end", metavar="TEXT", help="closes a thought (default: detected)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch on a CPU")
     parser.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help="results (default bench)")
+    parser.add_argument("--resume", action="store_true", help="go on with the bench in --out where it stopped")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object, last on stdout")
 
 
@@ -72,52 +100,95 @@ def bench_command(arguments: argparse.Namespace) -> int:
     for name in ("limit", "repeats", "max_new_tokens"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, but is {getattr(arguments, name)}.")
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    model, tokenizer = _load(arguments)
+    state = PartialState(cpu=arguments.device == "cpu") if "WORLD_SIZE" in os.environ else None
+    if state is not None and arguments.device != "cpu":
+        arguments.device = str(state.device)
+    model, tokenizer = load_model(arguments)
     prompts = _prompts(arguments, tokenizer, model.device)
     markers = {"thinking_start": arguments.thinking_start, "thinking_end": arguments.thinking_end}
     if markers["thinking_start"] == "":
         markers["thinking_start"] = []
     ssr = resolved_settings(SSRConfig(**markers), tokenizer)
-    common: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens, "do_sample": arguments.temperature > 0}
-    if arguments.temperature > 0:
-        common["temperature"] = arguments.temperature
-    records = run_bench(model, tokenizer, prompts, arguments.methods, arguments.repeats, common, ssr, arguments.out)
+    common = _sampling(arguments, model) | {"max_new_tokens": arguments.max_new_tokens}
+    ranks = (0, 1) if state is None else (state.process_index, state.num_processes)
+    bench = Bench(model, tokenizer, arguments.methods, arguments.repeats, common, ssr, *ranks)
+    if bench.rank == 0:
+        _prepare(arguments, _settings(arguments, bench, prompts), bench.methods)
+    if state is not None:
+        state.wait_for_everyone()
+    bench.run(prompts, arguments.out)
+    if state is not None:
+        state.wait_for_everyone()
+        if bench.rank == 0:
+            gather(arguments.out, bench.methods, bench.ranks, [(prompt.task, prompt.name) for prompt in prompts])
+        state.destroy_process_group()
+    if bench.rank == 0:
+        _report(arguments, model, common)
+    return 0
+
+
+def _report(arguments: argparse.Namespace, model, common: dict[str, Any]) -> None:
+    records = read_records(arguments.out / RUNS)
     summary = summarize(records)
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     console = Console(highlight=False, stderr=arguments.json, soft_wrap=True)
     console.width = max(console.width, WIDTH)
     console.print(table_of(summary))
     console.print(
-        f"{len(records)} runs in {arguments.out / 'runs.jsonl'}. 'x': totals of plain / totals here; worst: of one "
-        "prompt, in seconds.\n"
-        f"{model.config.model_type}, {str(model.dtype).removeprefix('torch.')}, {model.device}, "
-        f"{torch.get_num_threads()} threads, batch size 1, "
-        f"{'greedy' if not common['do_sample'] else f'temperature {arguments.temperature}'}."
+        f"{len(records)} runs in {arguments.out / RUNS}. 'x': totals of plain / totals here, but work (tokens read): "
+        "here / plain. '95 %': of seconds x, by\nresampling prompts. worst: of one prompt, in seconds.\n"
+        f"{model.config.model_type}, {str(model.dtype).removeprefix('torch.')}{' int8' * arguments.int8}, "
+        f"{model.device}, {torch.get_num_threads()} threads, batch size 1, "
+        f"{', '.join(f'{k} {v}' for k, v in common.items() if k != 'do_sample') if common['do_sample'] else 'greedy'}. "
+        f"Plots: hf-ssr report {arguments.out}"
     )
     if arguments.json:
         print(json.dumps(summary))
-    return 0
 
 
-def _load(arguments: argparse.Namespace):
+def load_model(arguments: argparse.Namespace):
+    """The model and the tokenizer that were asked for."""
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     if arguments.model is None:
         model, tokenizer = load_reasoner()
+        if arguments.dtype != "auto":
+            model = model.to(getattr(torch, arguments.dtype))
     else:
         gguf = {"gguf_file": arguments.gguf_file} if arguments.gguf_file else {}
         dtype = "float32" if arguments.gguf_file and arguments.dtype == "auto" else arguments.dtype
         tokenizer = AutoTokenizer.from_pretrained(arguments.model, **gguf)
         model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, **gguf).eval()
+    if arguments.int8:
+        if torch.device(arguments.device).type != "cpu":
+            raise ValueError(f"--int8 is for a CPU, but --device is {arguments.device}.")
+        to_int8(model)
     return model.to(arguments.device), tokenizer
+
+
+def _sampling(arguments: argparse.Namespace, model) -> dict[str, Any]:
+    if arguments.sample:
+        names = ("temperature", "top_p", "top_k", "min_p")
+        given = {name: getattr(model.generation_config, name, None) for name in names}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            raise ValueError("--sample: this model's generation_config.json recommends nothing. Give --temperature.")
+        return {"do_sample": True, **given}
+    if arguments.temperature > 0:
+        return {"do_sample": True, "temperature": arguments.temperature}
+    return {"do_sample": False}
 
 
 def _prompts(arguments: argparse.Namespace, tokenizer, device) -> list[Prompt]:
     prompts = []
+
+    def add(task: str, name: str, text: str, prefill: str = "", item=None) -> None:
+        ids = prompt_ids(tokenizer, arguments.instruction + text, prefill or arguments.prefill)
+        prompts.append(Prompt(task, name, ids.to(device), item))
+
     for task in arguments.tasks if arguments.tasks is not None else [] if arguments.prompts else TASKS:
-        for seed in range(arguments.limit):
-            ids = prompt_ids(tokenizer, draw(task, HELD_OUT + seed).prompt)
-            prompts.append(Prompt(task, str(seed), ids.to(device)))
+        for item in load(task, arguments.limit, arguments.data):
+            add(task, item.name, item.prompt, item=item)
     if arguments.prompts is not None:
         counts: dict[str, int] = {}
         for number, line in enumerate(arguments.prompts.read_text().splitlines()):
@@ -127,8 +198,60 @@ def _prompts(arguments: argparse.Namespace, tokenizer, device) -> list[Prompt]:
             task = entry.get("task", arguments.prompts.stem)
             counts[task] = counts.get(task, 0) + 1
             if counts[task] <= arguments.limit:
-                ids = prompt_ids(tokenizer, entry["prompt"], entry.get("prefill", ""))
-                prompts.append(Prompt(task, str(entry.get("name", number)), ids.to(device)))
+                add(task, str(entry.get("name", number)), entry["prompt"], entry.get("prefill", ""))
     if not prompts:
         raise ValueError("there is nothing to run: name some --tasks, or give --prompts.")
     return prompts
+
+
+def _settings(arguments: argparse.Namespace, bench: Bench, prompts: list[Prompt]) -> dict[str, Any]:
+    """What runs and on what: enough to tell whether a bench may be resumed, and to say what its figures are of."""
+    device = torch.device(arguments.device)
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    texts = json.dumps([[p.task, p.name, p.ids.tolist()] for p in prompts])
+    return {
+        "hf_ssr": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": f"{machine}, {torch.get_num_threads()} threads" if device.type == "cpu" else machine,
+        "processes": bench.ranks,
+        "model": arguments.model or "tiny-reasoner",
+        "gguf_file": arguments.gguf_file,
+        "dtype": str(bench.model.dtype).removeprefix("torch.") + " int8" * arguments.int8,
+        "parameters": bench.model.num_parameters(),
+        "methods": bench.methods,
+        "repeats": bench.repeats,
+        "generation": bench.common,
+        "thinking_end": bench.ssr.get("thinking_end"),
+        "prompts": {task: sum(p.task == task for p in prompts) for task in dict.fromkeys(p.task for p in prompts)},
+        "checksum": zlib.crc32(texts.encode()),
+        "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu_name() -> str:
+    """As Linux tells it; elsewhere what Python knows."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _prepare(arguments: argparse.Namespace, settings: dict[str, Any], methods: list[str]) -> None:
+    """The folder, empty, or with the prompts that are done."""
+    out = arguments.out
+    if arguments.resume:
+        check_settings(out, settings)
+        parts = [out / RUNS, *sorted(out.glob(f"*-{RUNS}"))]  # of processes that were stopped before they were gathered
+        records = whole_groups([record for path in parts for record in read_records(path)], methods)
+        samples = [entry for path in [out / SAMPLES, *sorted(out.glob(f"*-{SAMPLES}"))] for entry in read_lines(path)]
+    else:
+        records, samples = [], []
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in (f"*-{RUNS}", f"*-{SAMPLES}"):
+        for path in out.glob(pattern):
+            path.unlink()
+    write_lines(out / RUNS, records, "w")
+    write_lines(out / SAMPLES, samples, "w")
+    if not arguments.resume:
+        (out / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")

@@ -1,5 +1,6 @@
 """`hf-ssr demo`: thought and draft side by side, the answer coloured by where it came from, and what was saved."""
 
+import argparse
 import contextlib
 import json
 import statistics
@@ -18,7 +19,7 @@ from ..comparing import Run, prompt_ids, run_plain, timed_generate
 from ..config import SSRConfig
 from ..thinking import split_thinking
 from .reasoner import load_reasoner
-from .tasks import HELD_OUT, check, draw
+from .tasks import HELD_OUT, TASKS, check, draw
 
 MAX_NEW_TOKENS = 1500
 REPEATS = 3
@@ -76,6 +77,26 @@ class _Screen(BaseStreamer):
         text = Text(self._tokenizer.decode(tokens[-60 * LINES :], skip_special_tokens=True), style=style)
         lines = text.wrap(self._live.console, width)[-LINES:]
         return Panel(Group(*lines), title=title, height=LINES + 2, border_style="dim")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `hf-ssr demo` takes."""
+    tasks = "write a class with sorted fields, keep a ledger, or find a path (default class)"
+    parser.add_argument("--task", choices=list(TASKS), default="class", help=tasks)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which task of that kind (default 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def demo_command(arguments: argparse.Namespace) -> int:
+    """
+    Runs the demo and prints it. Returns the exit status.
+
+    Raises:
+        `ValueError`: before it runs, for what does not fit.
+    """
+    if arguments.seed < 0:
+        raise ValueError(f"--seed must be at least 0, but is {arguments.seed}")
+    return run_demo(arguments.task, arguments.seed, arguments.json)
 
 
 def run_demo(task: str, seed: int, as_json: bool) -> int:

@@ -8,6 +8,7 @@ from ..config import SSRConfig
 
 ONE_BUDGET = 64  # thinking tokens, where a method has one fork only
 LOOKUP_TOKENS = 10  # of prompt lookup
+ORACLE = "oracle"
 
 _NO_FORK = {"sources": ["thought", "prompt", "answer"]}
 _ONE_FORK = {"draft_budgets": [ONE_BUDGET], "speculate_thinking": False, "max_overhead": "off"}
@@ -20,9 +21,11 @@ SSR_SETTINGS: dict[str, dict[str, Any]] = {
     "stages": {"speculate_thinking": False, "max_overhead": "off"},
     "ssr_off": {"max_overhead": "off"},
     "ssr": {},
+    ORACLE: {"sources": ["draft"], "draft_budgets": [], "speculate_thinking": False, "max_overhead": "off"},
 }
 METHODS = {
     "plain": "generate, one token a forward",
+    "plain_static": "generate(cache_implementation='static'), which compiles the model on a GPU",
     "prompt_lookup": f"generate(prompt_lookup_num_tokens={LOOKUP_TOKENS})",
     "suffix_answer": "no fork: suffix speculation in the answer alone",
     "suffix_only": "no fork: suffix speculation in thought and answer",
@@ -32,10 +35,13 @@ METHODS = {
     "stages": "forks at automatic budgets",
     "ssr_off": "and speculation in the thought: all there is, whatever it costs",
     "ssr": "the default: all there is, as much as pays",
+    ORACLE: "plain's own answer as the draft: what a perfect one would save",
 }
 
 
-def arguments_of(method: str, common: dict[str, Any], tokenizer, ssr: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(
+    method: str, common: dict[str, Any], tokenizer, ssr: dict[str, Any], answer: list[int] | None = None
+) -> dict[str, Any]:
     """
     Keywords of `generate`.
 
@@ -44,11 +50,16 @@ def arguments_of(method: str, common: dict[str, Any], tokenizer, ssr: dict[str, 
         common (`dict`): settings of every method: length, sampling.
         tokenizer (`PreTrainedTokenizerBase`): tells the thinking markers.
         ssr (`dict`): settings of every method with SSR: markers.
+        answer (`list[int]`, *optional*): plain's, for the oracle.
     """
     common = {**common, "return_dict_in_generate": True}
     if method == "plain":
         return {"generation_config": GenerationConfig(**common)}
+    if method == "plain_static":
+        return {"generation_config": GenerationConfig(**common, cache_implementation="static")}
     if method == "prompt_lookup":
         return {"generation_config": GenerationConfig(**common), "prompt_lookup_num_tokens": LOOKUP_TOKENS}
     config = SSRConfig(**common, **ssr, **SSR_SETTINGS[method])
+    if method == ORACLE:
+        config.prediction_ids = answer or None
     return {"generation_config": config, "tokenizer": tokenizer}

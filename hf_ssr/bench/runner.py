@@ -1,19 +1,27 @@
-"""`hf-ssr bench`: methods side by side on the same prompts, in forwards, cost and seconds."""
+"""`hf-ssr bench`: methods side by side on the same prompts, each run counted, timed and scored."""
 
-import json
+import gc
 import statistics
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from ..comparing import Run, timed_generate
-from .methods import METHODS, arguments_of
+from ..comparing import Run, difference_between, timed_generate
+from ..config import SSRConfig
+from ..thinking import split_thinking
+from .methods import ORACLE, arguments_of
+from .records import RUNS, SAMPLES, Record, read_lines, read_records, whole_groups, write_lines
+from .suite import MAY_PUBLISH, Item, score
+
+WARM_UP_TOKENS = 128
+LOOP_TOKENS = 128  # that a text repeats at its end, at least, to be called a loop
+LONGEST_PERIOD = 32
 
 
 @dataclass
@@ -25,153 +33,215 @@ class Prompt:
         task (`str`): that it belongs to.
         name (`str`): which of these.
         ids (`torch.LongTensor` of shape `(1, prompt_length)`): what the model is given.
+        item ([`Item`], *optional*): to score the answer by.
     """
 
     task: str
     name: str
     ids: torch.LongTensor
+    item: Item | None = None
 
 
 @dataclass
-class Record:
+class Bench:
     """
-    One run, a line of `runs.jsonl`.
-
-    Args:
-        task, prompt, method (`str`), repeat (`int`): what was run.
-        tokens (`int`): new ones. `same_tokens` (`bool`): whether they are those of plain `generate`.
-        forwards (`int`): of the model, the prefill among them.
-        cost (`float`): forwards after the prefill, each weighted by what its size took, in plain steps of this prompt.
-        seconds (`float`): the whole call.
-        metrics (`dict`, *optional*): of SSR.
-        error (`str`, *optional*): why there is nothing else.
-    """
-
-    task: str
-    prompt: str
-    method: str
-    repeat: int
-    tokens: int = 0
-    same_tokens: bool = True
-    forwards: int = 0
-    cost: float = 0.0
-    seconds: float = 0.0
-    metrics: dict[str, Any] | None = field(default=None, repr=False)
-    error: str | None = None
-
-
-def run_bench(
-    model,
-    tokenizer,
-    prompts: list[Prompt],
-    methods: list[str],
-    repeats: int,
-    common: dict[str, Any],
-    ssr: dict[str, Any],
-    out: Path,
-) -> list[Record]:
-    """
-    Runs every method on every prompt, in turn, so that a machine that grows slower does so for all. Each run is written
-    to `out/runs.jsonl` when it is done, and an interrupt keeps what is done.
+    What runs, and how.
 
     Args:
         model (`PreTrainedModel`), tokenizer (`PreTrainedTokenizerBase`): what runs.
-        prompts (`list[Prompt]`): what to run it on.
         methods (`list[str]`): of `METHODS`; `"plain"` is run in any case.
         repeats (`int`): of everything.
-        common, ssr (`dict`): settings of `generate`, and of SSR.
-        out (`Path`): a folder; what it holds of an earlier bench is replaced.
+        common, ssr (`dict`): settings of `generate`, and of SSR: the markers.
+        rank, ranks (`int`): which process this is, and of how many: each takes its share of the prompts.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    methods = ["plain", *(method for method in methods if method != "plain")]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    records: list[Record] = []
-    with open(out / "runs.jsonl", "w") as lines, Progress(*columns, console=Console(stderr=True)) as bar:
-        shown = bar.add_task("warm-up", total=repeats * len(prompts) * len(methods))
-        for method in methods:  # caches, kernels, and what SSR measures
-            timed_generate(model, prompts[0].ids, 0, **arguments_of(method, common, tokenizer, ssr))
-        try:
-            for repeat in range(repeats):
-                for place, prompt in enumerate(prompts):
-                    # each method goes first as often as any other
-                    turn = [methods[(place + repeat + i) % len(methods)] for i in range(len(methods))]
-                    runs: dict[str, Run | str] = {}
-                    for method in turn:
+
+    model: Any
+    tokenizer: Any
+    methods: list[str]
+    repeats: int
+    common: dict[str, Any]
+    ssr: dict[str, Any]
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self):
+        self.methods = ["plain", *(method for method in self.methods if method != "plain")]
+
+    def run(self, prompts: list[Prompt], out: Path) -> bool:
+        """
+        Runs every method on every prompt, in turn, so that a machine that grows slower does so for all. The runs on a
+        prompt are written when they are done, and an interrupt keeps what is done.
+
+        Args:
+            prompts (`list[Prompt]`): what to run on; those that `out` holds runs of are left out.
+            out (`Path`): the folder.
+
+        Returns:
+            `bool`: whether all was run.
+        """
+        done = {record.key for record in read_records(out / RUNS)}
+        todo = [(repeat, prompt) for repeat in range(self.repeats) for prompt in prompts]
+        todo = [each for each in todo if (each[1].task, each[1].name, each[0]) not in done][self.rank :: self.ranks]
+        first = {prompt.task: prompt.name for prompt in reversed(prompts)}
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True, quiet=self.rank > 0)
+        with Progress(*columns, console=console) as bar:
+            shown = bar.add_task("warm-up", total=len(todo) * len(self.methods))
+            try:
+                if todo:
+                    self._warm_up(todo[0][1])
+                for place, (repeat, prompt) in enumerate(todo):
+                    runs = {}
+                    for method in self._turn(place + repeat):
                         bar.update(shown, description=f"{prompt.task} {prompt.name} {method}")
-                        arguments = arguments_of(method, common, tokenizer, ssr)
-                        try:
-                            runs[method] = timed_generate(model, prompt.ids, repeat, **arguments)
-                        except torch.OutOfMemoryError as error:
-                            runs[method] = f"out of memory: {error}"
+                        runs[method] = self._run(method, prompt, repeat, runs)
                         bar.advance(shown)
-                    for record in _records(prompt, repeat, runs):
-                        records.append(record)
-                        lines.write(json.dumps(asdict(record)) + "\n")
-                    lines.flush()
-        except KeyboardInterrupt:
-            bar.console.print(f"interrupted: {len(records)} runs are kept")
-    return records
+                    records = list(self._records(prompt, repeat, runs))
+                    if repeat == 0 and first[prompt.task] == prompt.name:
+                        write_lines(out / self._mine(SAMPLES), self._samples(prompt, runs))
+                    write_lines(out / self._mine(RUNS), records)
+            except KeyboardInterrupt:
+                bar.console.print("interrupted: what was done is kept, and `--resume` goes on")
+                return False
+        return True
 
+    def _mine(self, name: str) -> str:
+        return name if self.ranks == 1 else f"{self.rank}-{name}"
 
-def _records(prompt: Prompt, repeat: int, runs: dict[str, Run | str]) -> Iterator[Record]:
-    plain = runs["plain"]
-    step = statistics.fmean(s for _, _, s in plain.shapes[1:]) if isinstance(plain, Run) else None
-    for method, run in runs.items():
-        record = Record(prompt.task, prompt.name, method, repeat)
-        if isinstance(run, str):
-            record.error = run
-        else:
-            record.tokens, record.forwards, record.seconds = len(run.tokens), run.forwards, run.seconds
-            record.same_tokens = isinstance(plain, Run) and run.tokens == plain.tokens
-            record.cost = sum(seconds for _, _, seconds in run.shapes[1:]) / step if step else float("nan")
-            record.metrics = run.metrics.to_dict() if run.metrics is not None else None
-        yield record
+    def _warm_up(self, prompt: Prompt) -> None:
+        """Caches, kernels, and what SSR measures."""
+        short = {**self.common, "max_new_tokens": min(WARM_UP_TOKENS, self.common["max_new_tokens"])}
+        for method in self.methods:
+            timed_generate(self.model, prompt.ids, 0, **arguments_of(method, short, self.tokenizer, self.ssr))
 
+    def _turn(self, place: int) -> list[str]:
+        """Each method goes first as often as any other; who must know the answer, last."""
+        turn = [self.methods[(place + i) % len(self.methods)] for i in range(len(self.methods))]
+        return sorted(turn, key=lambda method: method == ORACLE)
 
-def summarize(records: Iterable[Record]) -> dict[str, dict[str, dict[str, float]]]:
-    """
-    Totals of each task and method: `forwards`, `cost`, `seconds`, `tokens`, the share of runs with the `same_tokens` as
-    plain, and each `..._ratio`: the total of plain on the same prompts / the total here, above 1 = better than plain.
-    """
-    records = list(records)
-    plain = {(r.task, r.prompt, r.repeat): r for r in records if r.method == "plain" and r.error is None}
-    summary: dict[str, dict[str, dict[str, float]]] = {}
-    for task in dict.fromkeys(record.task for record in records):
-        summary[task] = {}
-        for method in METHODS:
-            found = [r for r in records if (r.task, r.method) == (task, method) and r.error is None]
-            pairs = [(r, plain[key]) for r in found if (key := (r.task, r.prompt, r.repeat)) in plain]
-            if not pairs:
+    def _run(self, method: str, prompt: Prompt, repeat: int, runs: dict[str, Any]) -> "Run | str":
+        answer = None
+        if method == ORACLE and isinstance(runs["plain"], Run):
+            answer = self._parts(prompt, runs["plain"]).answer
+        arguments = arguments_of(method, self.common, self.tokenizer, self.ssr, answer)
+        device = prompt.ids.device
+        before = _held(device)
+        try:
+            run = timed_generate(self.model, prompt.ids, repeat, **arguments)
+        except torch.OutOfMemoryError as error:
+            run = f"out of memory: {str(error).splitlines()[0]}"
+            gc.collect()
+        if before is not None and isinstance(run, Run):
+            run.peak_memory = torch.cuda.max_memory_allocated(device) - before
+        return run
+
+    def _parts(self, prompt: Prompt, run: Run):
+        config = SSRConfig(**self.ssr)
+        return split_thinking(prompt.ids[0].tolist() + run.tokens, config, prompt.ids.shape[1], self.tokenizer)
+
+    def _records(self, prompt: Prompt, repeat: int, runs: dict[str, "Run | str"]) -> Iterator[Record]:
+        plain = runs["plain"]
+        step = statistics.fmean(s for _, _, s in plain.shapes[1:] or plain.shapes) if isinstance(plain, Run) else None
+        scores: dict[tuple, float | None] = {}  # of texts, which are mostly the same
+        for method in self.methods:
+            run = runs[method]
+            record = Record(prompt.task, prompt.name, method, repeat)
+            if isinstance(run, str):
+                record.error = run
+                yield record
                 continue
-            row: dict[str, float] = {"runs": len(pairs), "tokens": sum(r.tokens for r, _ in pairs)}
-            row["same_tokens"] = sum(r.same_tokens for r, _ in pairs) / len(pairs)
-            for name in ("forwards", "cost", "seconds"):
-                row[name] = sum(getattr(r, name) for r, _ in pairs)
-                row[f"{name}_ratio"] = sum(getattr(p, name) for _, p in pairs) / row[name]
-            # of single prompts: how bad does it get?
-            row["worst_seconds_ratio"] = min(p.seconds / r.seconds for r, p in pairs)
-            summary[task][method] = row
-    return summary
+            parts = self._parts(prompt, run)
+            record.tokens, record.thinking_tokens = len(run.tokens), len(run.tokens) - len(parts.answer)
+            record.forwards, record.seconds = run.forwards, run.seconds
+            record.fed_tokens = sum(rows * tokens for rows, tokens, _ in run.shapes[1:])
+            record.prefill_seconds = run.shapes[0][2]
+            for rows, tokens, seconds in run.shapes[1:]:
+                shape = record.shapes.setdefault(f"{rows}x{tokens}", [0, 0.0])
+                shape[0], shape[1] = shape[0] + 1, shape[1] + seconds
+            record.cost = sum(seconds for _, _, seconds in run.shapes[1:]) / step if step else float("nan")
+            record.loops = loops(run.tokens) and len(run.tokens) >= self.common["max_new_tokens"]
+            record.peak_memory = run.peak_memory
+            if run.metrics is not None:
+                record.metrics = run.metrics.to_dict()
+                record.overlaps = [
+                    [stage.draft_budget, *overlap(stage.draft, parts.answer)] for stage in run.metrics.stages
+                ]
+            if isinstance(plain, Run):
+                record.same_tokens = run.tokens == plain.tokens
+                if not record.same_tokens:
+                    difference = difference_between(self.model, self.tokenizer, prompt.ids, run, plain)
+                    record.first_difference, record.margin = difference["position"], difference.get("margin")
+            if prompt.item is not None:
+                text = tuple(parts.answer)
+                if text not in scores:
+                    answer = self.tokenizer.decode(parts.answer, skip_special_tokens=True)
+                    scores[text] = score(prompt.item, answer)
+                record.score = scores[text]
+            yield record
+
+    def _samples(self, prompt: Prompt, runs: dict[str, "Run | str"]) -> Iterator[dict[str, Any]]:
+        """One prompt of a task written out, to look at: its tokens, where each came from, and every forward."""
+        for method, run in runs.items():
+            if isinstance(run, Run):
+                pieces = [self.tokenizer.decode([token]) for token in run.tokens]
+                metrics = run.metrics
+                yield {
+                    "task": prompt.task,
+                    "prompt": prompt.name,
+                    "method": method,
+                    "pieces": pieces if MAY_PUBLISH.get(prompt.task, True) else [],
+                    "thinking_tokens": len(run.tokens) - len(self._parts(prompt, run).answer),
+                    "spans": metrics.spans if metrics is not None else [["model", len(pieces)]],
+                    "timeline": metrics.timeline if metrics is not None else _timeline(run),
+                    "stages": metrics.to_dict()["stages"] if metrics is not None else [],
+                }
 
 
-def table_of(summary: dict[str, dict[str, dict[str, float]]]) -> Table:
-    """The summary to look at."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("task", "method"):
-        table.add_column(name, no_wrap=True)
-    for name in ("forwards", "cost", "seconds", "forwards x", "cost x", "seconds x", "worst x", "same"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for task, methods in summary.items():
-        for method, row in methods.items():
-            table.add_row(
-                task,
-                method,
-                f"{row['forwards']:.0f}",
-                f"{row['cost']:.0f}",
-                f"{row['seconds']:.2f}",
-                *(f"{row[f'{name}_ratio']:.2f}" for name in ("forwards", "cost", "seconds")),
-                f"{row['worst_seconds_ratio']:.2f}",
-                f"{row['same_tokens']:.0%}",
-            )
-        table.add_section()
-    return table
+def _timeline(run: Run) -> list[tuple]:
+    """Of a run without SSR: one forward behind the other."""
+    entries, at = [], 0.0
+    for index, (rows, tokens, seconds) in enumerate(run.shapes):
+        entries.append(("prefill" if index == 0 else "plain", rows, tokens, at, seconds))
+        at += seconds
+    return entries
+
+
+def _held(device: torch.device) -> int | None:
+    """Bytes that a GPU holds; its peak is counted from here."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def loops(tokens: list[int]) -> bool:
+    """Whether the last tokens say the same again and again."""
+    tail = tokens[-LOOP_TOKENS:]
+    if len(tail) < LOOP_TOKENS:
+        return False
+    return any(tail[period:] == tail[:-period] for period in range(1, LONGEST_PERIOD + 1))
+
+
+def overlap(draft: list[int], answer: list[int]) -> tuple[float, float]:
+    """The share of the answer that a draft gets right up to the first difference, and by runs in common."""
+    if not answer:
+        return 0.0, 0.0
+    same = next(
+        (i for i, (a, b) in enumerate(zip(draft, answer, strict=False)) if a != b), min(len(draft), len(answer))
+    )
+    blocks = SequenceMatcher(None, draft, answer, autojunk=False).get_matching_blocks()
+    return same / len(answer), sum(block.size for block in blocks) / len(answer)
+
+
+def gather(out: Path, methods: list[str], ranks: int, order: list[tuple[str, str]]) -> None:
+    """The runs of several processes in one file, in the order of the prompts; an unfinished prompt is left out."""
+    for name in (RUNS, SAMPLES):
+        parts = [out / f"{rank}-{name}" for rank in range(ranks)]
+        entries = [entry for path in (out / name, *parts) for entry in read_lines(path)]
+        places = {key: place for place, key in enumerate(order)}
+        entries.sort(key=lambda e: (e.get("repeat", 0), places.get((e["task"], e["prompt"]), len(places))))
+        if name == RUNS:
+            entries = whole_groups((Record(**entry) for entry in entries), methods)
+        write_lines(out / name, entries, "w")
+        for path in parts:
+            path.unlink(missing_ok=True)

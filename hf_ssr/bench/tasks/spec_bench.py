@@ -4,6 +4,7 @@
 Of a question with two turns the first is asked.
 """
 
+from itertools import zip_longest
 from pathlib import Path
 
 from .gsm8k import same_number
@@ -16,8 +17,11 @@ FIELDS = ("question_id", "category", "turns")
 
 
 def load(limit: int, data: Path | None) -> list[Item]:
-    """The first `limit` questions, in the file's order. `data` is the solution of those from GSM8K, else `None`."""
-    rows = read_rows("spec_bench", data, FILE, SOURCE, FIELDS)
+    """`limit` questions, of each kind in turn. `data` is the solution of those from GSM8K, else `None`."""
+    kinds: dict[str, list[dict]] = {}
+    for row in read_rows("spec_bench", data, FILE, SOURCE, FIELDS):
+        kinds.setdefault(row["category"], []).append(row)
+    rows = [row for turn in zip_longest(*kinds.values()) for row in turn if row is not None]
     return [
         Item("spec_bench", f"{row['category']}/{row['question_id']}", row["turns"][0], _solution(row))
         for row in rows[:limit]

@@ -1,0 +1,138 @@
+"""What `hf-ssr bench` writes: a line of JSON for each run, and what ran."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+RUNS, SAMPLES, SETTINGS = "runs.jsonl", "samples.jsonl", "bench.json"
+
+
+@dataclass
+class Record:
+    """
+    One run, a line of `runs.jsonl`.
+
+    Args:
+        task, prompt, method (`str`), repeat (`int`): what was run.
+        tokens, thinking_tokens (`int`): new ones; of these, of the thought with its closing marker.
+        same_tokens (`bool`): whether they are those of plain `generate`.
+        first_difference (`int`, *optional*), margin (`float`, *optional*): the first token that is another one than in
+            plain, and how far the model's scores of the two lie apart.
+        loops (`bool`): whether the text ends in something that it says again and again, without an end.
+        score (`float`, *optional*): of the answer, from 0 to 1, by the task's rule.
+        forwards (`int`): of the model, the prefill among them.
+        fed_tokens (`int`): places that these read, the prefill's not counted: work, where forwards are none.
+        cost (`float`): forwards after the prefill, each weighted by what its size took, in plain steps of this prompt.
+        seconds, prefill_seconds (`float`): the whole call; its first forward.
+        shapes (`dict[str, list]`): forwards after the prefill by rows x tokens: how many, and their seconds.
+        overlaps (`list[list]`): of each draft: thinking tokens before the fork; the share of the answer that it gets
+            right from the start on, and by the longest runs in common.
+        peak_memory (`int`, *optional*): bytes that a GPU held at most, beyond those held before the run.
+        metrics (`dict`, *optional*): of SSR.
+        error (`str`, *optional*): why there is nothing else.
+    """
+
+    task: str
+    prompt: str
+    method: str
+    repeat: int
+    tokens: int = 0
+    thinking_tokens: int = 0
+    same_tokens: bool = True
+    first_difference: int | None = None
+    margin: float | None = None
+    loops: bool = False
+    score: float | None = None
+    forwards: int = 0
+    fed_tokens: int = 0
+    cost: float = 0.0
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    shapes: dict[str, list] = field(default_factory=dict, repr=False)
+    overlaps: list[list] = field(default_factory=list, repr=False)
+    peak_memory: int | None = None
+    metrics: dict[str, Any] | None = field(default=None, repr=False)
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What is run by every method."""
+        return self.task, self.prompt, self.repeat
+
+
+def read_records(path: Path) -> list[Record]:
+    """The runs of a file; a last line that was cut off while it was written is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(Record(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            if number < len(lines):
+                raise ValueError(f"{path}: line {number} is no run of this version of hf-ssr bench: {error}") from None
+    return records
+
+
+def write_lines(path: Path, entries: Iterable[Any], mode: str = "a") -> None:
+    """Appends a line of JSON for each."""
+    with open(path, mode) as lines:
+        for entry in entries:
+            lines.write(json.dumps(entry if isinstance(entry, dict) else asdict(entry)) + "\n")
+
+
+def whole_groups(records: Iterable[Record], methods: list[str]) -> list[Record]:
+    """The runs of prompts that every method has run on, the last of each where there are two."""
+    groups: dict[tuple, dict[str, Record]] = {}
+    for record in records:
+        groups.setdefault(record.key, {})[record.method] = record
+    return [group[method] for group in groups.values() if set(methods) <= set(group) for method in methods]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a file of JSON lines; none if there is no file."""
+    if not path.exists():
+        return []
+    entries = []
+    for line in path.read_text().splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    return entries
+
+
+def read_bench(folder: Path) -> tuple[dict[str, Any], list[Record]]:
+    """
+    The settings and the runs of a bench.
+
+    Raises:
+        `ValueError`: if the folder holds none.
+    """
+    settings = folder / SETTINGS
+    records = read_records(folder / RUNS)
+    if not settings.exists() or not records:
+        raise ValueError(f"{folder} holds no results of `hf-ssr bench`: {SETTINGS} and {RUNS}. Run it with --out.")
+    return json.loads(settings.read_text()), records
+
+
+def check_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """
+    Whether a bench may go on where it stopped.
+
+    Raises:
+        `ValueError`: if it began with other settings.
+    """
+    path = folder / SETTINGS
+    if not path.exists():
+        raise ValueError(f"--resume: there is no bench in {folder}. Leave it out to begin one.")
+    before = json.loads(path.read_text())
+    for name in sorted(set(before) | set(settings)):
+        if name != "began" and before.get(name) != settings.get(name):
+            raise ValueError(
+                f"--resume: the bench in {folder} began with `{name}` {before.get(name)!r}, which is now "
+                f"{settings.get(name)!r}. Ask for the same, or leave --resume out to begin anew."
+            )

@@ -1,0 +1,184 @@
+"""`hf-ssr whatif`: the latency that recorded runs would have had where forwards take other times."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .methods import METHODS
+from .records import Record, read_bench
+
+# Seconds of a forward over `rows` x `tokens` in plain steps. They are shapes to think with, not measurements.
+PRESETS: dict[str, tuple[str, Callable[[int, int], float]]] = {
+    "cpu": ("16 tokens take two plain steps", lambda rows, tokens: 1 + 0.065 * (rows * tokens - 1)),
+    "gpu-launch-bound": ("a small model on a GPU: up to 64 tokens take a plain step", lambda r, t: max(1, r * t / 64)),
+    "gpu-bandwidth-bound": (
+        "a large dense model on a GPU: weights are read once, each token adds 0.4 %",
+        lambda rows, tokens: 1 + 0.004 * (rows * tokens - 1),
+    ),
+}
+BLOCK = 16  # tokens of a forward, for the limit of one forward a block
+STEP = 0.025  # seconds of a plain step, under a preset
+
+
+class Curve:
+    """
+    Seconds of forwards by rows and tokens, from a file or as measured in a bench. Sizes in between lie on the line
+    between their neighbours; beyond the largest, on the line through the last two.
+
+    Args:
+        seconds (`dict[str, float]`): by rows x tokens, e.g. `{"1x1": 0.02, "1x16": 0.03, "2x1": 0.021}`.
+    """
+
+    def __init__(self, seconds: dict[str, float]):
+        self._points: dict[int, list[tuple[int, float]]] = {}
+        for shape, value in seconds.items():
+            rows, tokens = map(int, shape.split("x"))
+            self._points.setdefault(rows, []).append((tokens, value))
+        for points in self._points.values():
+            points.sort()
+        if 1 not in self._points or self._points[1][0][0] != 1:
+            raise ValueError("a curve of step costs must have `1x1`, the seconds of a plain step.")
+
+    @classmethod
+    def of_file(cls, path: Path) -> "Curve":
+        """A JSON object of seconds by rows x tokens."""
+        try:
+            return cls({shape: float(value) for shape, value in json.loads(path.read_text()).items()})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"--curve {path} must be an object such as {{'1x1': 0.02, '1x16': 0.03}}: {error}"
+            ) from None
+
+    @classmethod
+    def measured(cls, records: list[Record]) -> "Curve":
+        """What forwards took in a bench, whatever method they belonged to."""
+        sums: dict[str, list[float]] = {}
+        for record in records:
+            for shape, (count, seconds) in record.shapes.items():
+                total = sums.setdefault(shape, [0, 0.0])
+                total[0], total[1] = total[0] + count, total[1] + seconds
+        return cls({shape: seconds / count for shape, (count, seconds) in sums.items()})
+
+    def __call__(self, rows: int, tokens: int) -> float:
+        """Seconds of a forward."""
+        if rows not in self._points:  # as many tokens in the nearest number of rows
+            nearest = min(self._points, key=lambda known: abs(known - rows))
+            rows, tokens = nearest, max(1, math.ceil(rows * tokens / nearest))
+        points = self._points[rows]
+        if len(points) == 1:
+            return points[0][1]
+        place = next((i for i, (size, _) in enumerate(points) if size >= tokens), len(points) - 1)
+        (left, low), (right, high) = points[max(0, place - 1)], points[max(1, place)]
+        return max(points[0][1], low + (high - low) * (tokens - left) / (right - left))
+
+
+def latency(record: Record, cost: Callable[[int, int], float]) -> float:
+    """Seconds of the forwards of a run after the prefill, at other costs."""
+    return sum(count * cost(*map(int, shape.split("x"))) for shape, (count, _) in record.shapes.items())
+
+
+def outside(record: Record) -> float:
+    """Seconds of a run that are no matter of its steps: prefill, and what is outside the forwards."""
+    return record.seconds - sum(seconds for _, seconds in record.shapes.values())
+
+
+def what_if(records: list[Record], cost: Callable[[int, int], float], own_overhead: bool) -> dict[str, dict[str, Any]]:
+    """
+    Of each task: seconds and ratio to plain by method, and the limits: an answer that costs nothing, and one forward
+    for each block of 16 tokens of the answer.
+
+    Args:
+        records (`list[Record]`): of a bench.
+        cost (`Callable[[int, int], float]`): seconds of a forward over rows and tokens.
+        own_overhead (`bool`): whether to add what each run took outside the forwards, prefill included.
+    """
+    result: dict[str, dict[str, Any]] = {}
+    for task in dict.fromkeys(record.task for record in records):
+        found = [r for r in records if r.task == task and r.error is None and not r.loops]
+        rows: dict[str, dict[str, float]] = {}
+        for method in METHODS:
+            runs = [r for r in found if r.method == method]
+            if runs:
+                seconds = sum(latency(r, cost) + (outside(r) if own_overhead else 0.0) for r in runs)
+                rows[method] = {"seconds": seconds, "measured": sum(r.seconds for r in runs)}
+        plain = [r for r in found if r.method == "plain"]
+        if not plain:
+            continue
+        extra = sum(map(outside, plain)) if own_overhead else 0.0
+        thought = sum(max(0, r.thinking_tokens - 1) * cost(1, 1) for r in plain) + extra
+        blocks = sum(math.ceil((r.tokens - r.thinking_tokens) / BLOCK) * cost(1, BLOCK) for r in plain)
+        rows["limit: one forward a block"] = {"seconds": thought + blocks}
+        rows["limit: a free answer"] = {"seconds": thought}
+        for row in rows.values():
+            row["ratio"] = rows["plain"]["seconds"] / row["seconds"] if row["seconds"] else math.inf
+        result[task] = rows
+    return result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `hf-ssr whatif` takes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "presets, in plain steps:\n" + "\n".join(f"  {n:<20} {text}" for n, (text, _) in PRESETS.items())
+    parser.add_argument("folder", type=Path, metavar="DIR", help="results of hf-ssr bench")
+    costs = parser.add_mutually_exclusive_group()
+    costs.add_argument("--preset", choices=list(PRESETS), help="see below")
+    curve = "JSON: seconds by rows x tokens, e.g. {'1x1': 0.02, '1x16': 0.03, '2x1': 0.021}"
+    costs.add_argument("--curve", type=Path, metavar="FILE", help=curve)
+    parser.add_argument("--step", type=float, default=STEP, metavar="S", help=f"seconds of a plain step ({STEP})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def whatif_command(arguments: argparse.Namespace) -> int:
+    """
+    Prints the table. Without preset or curve: this bench's own step costs, which must give what was measured.
+
+    Raises:
+        `ValueError`: if the folder holds no bench, or the curve is none.
+    """
+    settings, records = read_bench(arguments.folder)
+    if arguments.step <= 0:
+        raise ValueError(f"--step must be above 0, but is {arguments.step}.")
+    is_own = arguments.preset is None and arguments.curve is None
+    if arguments.preset is not None:
+        shape = PRESETS[arguments.preset][1]
+        result = what_if(records, lambda rows, tokens: arguments.step * shape(rows, tokens), False)
+    elif arguments.curve is not None:
+        result = what_if(records, Curve.of_file(arguments.curve), False)
+    else:
+        result = what_if(records, Curve.measured(records), True)
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_table(result, is_own))
+    console.print(
+        f"Runs of {settings['model']} ({settings['dtype']}) on {settings['machine']}. "
+        + (
+            "At this bench's own step costs: what was measured, if a forward's size tells its time."
+            if is_own
+            else "Forwards after the prefill only, as they were recorded: with other costs SSR would draft otherwise."
+        )
+    )
+    return 0
+
+
+def _table(result: dict[str, dict[str, Any]], is_own: bool) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("task", "method"):
+        table.add_column(name, no_wrap=True)
+    for name in ("seconds", "plain / here", *(["measured", "off by"] if is_own else [])):
+        table.add_column(name, justify="right")
+    for task, rows in result.items():
+        for method, row in rows.items():
+            cells = [f"{row['seconds']:.2f}", f"{row['ratio']:.2f}"]
+            if is_own and "measured" in row:
+                cells += [f"{row['measured']:.2f}", f"{row['seconds'] / row['measured'] - 1:+.1%}"]
+            table.add_row(task, method, *cells)
+        table.add_section()
+    return table
