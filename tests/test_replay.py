@@ -156,6 +156,16 @@ def test_perfect_source_by_hand(most, forwards, accepted):
     assert (found.tokens, found.forwards, found.accepted, found.drafted) == (6, forwards, accepted, accepted)
 
 
+def test_a_step_ends_with_the_thought():
+    """The prompt holds the close and what follows it here, but a step that goes beyond the close is cut there."""
+    recording = Recording("t", "0", [5, 99, 6, 7], [1, 5, 99, 6, 7], 0, 3)
+    # 99 is kept, and nothing beyond it; the answer's drafter has not seen the close, so that it drafts from 6 on
+    assert shown(rewrite(recording, ("prompt",), "off", 16)) == {"thought": (3, 3, 3, 1), "answer": (2, 2, 1, 1)}
+    # to the end of the prompt
+    best = shown(rewrite(recording, ("prompt",), "perfect source", 16))
+    assert best == {"thought": (3, 3, 1, 1), "answer": (2, 1, 2, 2)}
+
+
 def test_perfect_source_knows_each_source():
     """Two tokens of the answer stand in one source each, behind the token before them; not in the future."""
     recording = Recording(

@@ -34,7 +34,8 @@ def probe(
     progress: Callable = lambda runs: runs,
 ) -> Report:
     """
-    Reads a plain greedy continuation again: as it was written, in blocks, and as two rows.
+    Reads a plain greedy continuation again: as it was written, in blocks, and as two rows. A text is known here, so a
+    flip is a divergence: there a run would have left the text of plain `generate`.
 
     Args:
         model (`PreTrainedModel`): what is tried.
