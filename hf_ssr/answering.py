@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="hf-ssr",
         usage="hf-ssr PROMPT [--model PATH_OR_ID] [options]\n       hf-ssr demo\n       hf-ssr bench | report DIR | "
-        "whatif DIR\n       hf-ssr export FOLDER",
+        "whatif DIR | probe\n       hf-ssr export FOLDER",
         description="Answer a prompt with a reasoning model. While it thinks, a fork of it drafts the answer, which "
         "the model then verifies: the tokens are those of plain generate, in fewer forwards. The thought goes to "
         "stderr, the answer to stdout.",

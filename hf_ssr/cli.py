@@ -8,7 +8,7 @@ from collections.abc import Callable
 from transformers.utils import logging
 
 from .answering import answer_command
-from .bench import command, demo, report, whatif
+from .bench import command, demo, probe, replay, report, whatif
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
 from .hub import export
 from .terminal import Parser, fail
@@ -19,7 +19,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     try:
         if argv and argv[0] in SUBCOMMANDS:
-            return _run(argv[0], argv[1:], *SUBCOMMANDS[argv[0]])
+            is_replay = argv[0] == "bench" and any(part.split("=")[0] == "--replay" for part in argv)
+            return _run(argv[0], argv[1:], *(REPLAY if is_replay else SUBCOMMANDS[argv[0]]))
         return answer_command(argv)
     except KeyboardInterrupt:
         print("\nhf-ssr: interrupted", file=sys.stderr)
@@ -83,8 +84,18 @@ SUBCOMMANDS = {
         whatif.add_arguments,
         whatif.whatif_command,
     ),
+    "probe": (
+        "How exact is a model on this machine? Blocks, and two rows, against single steps, in bits, scores and tokens.",
+        probe.add_arguments,
+        probe.probe_command,
+    ),
     "export": ("Write SSR into a folder that transformers can load it from.", _export_arguments, _export),
 }
+REPLAY = (
+    "What texts that were recorded would have taken with SSR, without their model: tokens a forward, from each source.",
+    replay.add_arguments,
+    replay.replay_command,
+)
 
 
 if __name__ == "__main__":

@@ -142,8 +142,8 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
             if text.thinking.open:
                 think(text, draft, drafts, logits, schedule, governor)
             else:
-                kept = verify(text, draft, logits[text.row], needs_forward)
-                text.drafter.record.note(draft, kept)
+                record = text.drafter.record  # a thought may open on the way, with another
+                record.note(draft, verify(text, draft, logits[text.row], needs_forward))
         if needs_forward:
             governor.pay([text.row.length - length for text, length in lengths.items()], *target.last_shape)
         stop_costly_children(target, texts, schedule, governor)

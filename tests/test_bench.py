@@ -76,6 +76,7 @@ def test_prompts_from_a_file(tmp_path, capsys):
         (["--tasks", "humaneval"], "--data"),
         (["--sample"], "recommends nothing"),
         (["--resume"], "there is no bench in"),
+        (["--dtype", "float33"], "--dtype must be a torch dtype"),
         (["--int8", "--device", "meta"], "--int8 is for a CPU"),
         (["--methods", "magic"], "'magic' is none of plain"),
         (["--limit", "0"], "--limit must be at least 1"),

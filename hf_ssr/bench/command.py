@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help="results (default bench)")
     parser.add_argument("--resume", action="store_true", help="go on with the bench in --out where it stopped")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object, last on stdout")
+    parser.add_argument("--replay", metavar="FILE", help="recorded texts, no model: see hf-ssr bench --replay x --help")
 
 
 def _names(known):
@@ -147,7 +148,16 @@ def _report(arguments: argparse.Namespace, model, common: dict[str, Any]) -> Non
 
 
 def load_model(arguments: argparse.Namespace):
-    """The model and the tokenizer that were asked for."""
+    """
+    The model and the tokenizer that were asked for.
+
+    Raises:
+        `ValueError`, `OSError`: for what does not fit.
+    """
+    if arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
+        raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
+    if arguments.int8 and torch.device(arguments.device).type != "cpu":
+        raise ValueError(f"--int8 is for a CPU, but --device is {arguments.device}.")
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     if arguments.model is None:
@@ -160,10 +170,11 @@ def load_model(arguments: argparse.Namespace):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model, **gguf)
         model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, **gguf).eval()
     if arguments.int8:
-        if torch.device(arguments.device).type != "cpu":
-            raise ValueError(f"--int8 is for a CPU, but --device is {arguments.device}.")
         to_int8(model)
-    return model.to(arguments.device), tokenizer
+    try:
+        return model.to(arguments.device), tokenizer
+    except (RuntimeError, AssertionError) as error:  # no such device
+        raise ValueError(f"--device {arguments.device}: {str(error).splitlines()[0]}") from None
 
 
 def _sampling(arguments: argparse.Namespace, model) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from rich.progress import track
 from rich.table import Table
 
 from ..comparing import prompt_ids
-from .command import WIDTH, _load
+from .command import WIDTH, add_model_arguments, load_model
 from .exactness import Comparison, Reader, Report, Steps, plain_steps
-from .reasoner import reasoner_folder
 from .tasks import HELD_OUT, draw
 
 LEAST_STEPS = 128  # fewer say too little
@@ -194,9 +193,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-ssr probe` takes."""
     default = "a folder, or an id on the Hub (default: the small reasoner that comes with hf-ssr)"
     parser.add_argument("model", nargs="?", metavar="MODEL", help=default)
-    parser.add_argument("--gguf-file", metavar="F", help="GGUF file in the model's folder or repository")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
-    parser.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
+    add_model_arguments(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="what to ask (default: a task of the small reasoner)")
     steps = f"tokens to compare, at least {LEAST_STEPS} (default {LEAST_STEPS})"
     parser.add_argument("--steps", type=int, default=LEAST_STEPS, metavar="N", help=steps)
@@ -221,14 +218,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--widths must be from 2 to --steps ({arguments.steps}), but {value}.")
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise ValueError("--prompt is empty: say what to ask.")
-    if arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
-        raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
-    if arguments.model is None:
-        arguments.model = str(reasoner_folder())
-    try:
-        model, tokenizer = _load(arguments)
-    except (RuntimeError, AssertionError) as error:  # no such device
-        raise ValueError(f"--device {arguments.device}: {str(error).splitlines()[0]}") from None
+    model, tokenizer = load_model(arguments)
     prompt = draw("class", HELD_OUT).prompt if arguments.prompt is None else arguments.prompt
     ids = prompt_ids(tokenizer, prompt).to(model.device)
     progress = Console(stderr=True)
@@ -245,7 +235,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
         f"{report.prompt_tokens} tokens of prompt, {report.steps} steps, greedy."
     )
     if arguments.json:
-        print(json.dumps({"model": arguments.model, **report.to_dict()}))
+        print(json.dumps({"model": arguments.model or "tiny-reasoner", **report.to_dict()}))
     return 0
 
 

@@ -196,10 +196,9 @@ class Rewriting:
         kept = _agreeing(draft.ids, coming)
         most = self._most(kept, coming)
         grown = min(most + 1, end - begin)
+        record = self._drafter.record
         for _ in range(grown):
             self._push()
-        # where a thought opens on the way, the step is noted with its drafter, as in `decoding.step`
-        record = self._records["thought"] if part == "thought" else self._drafter.record
         record.note(draft, kept)
         if needs_forward:
             self._governor.pay([grown], 1, 1 + len(draft.ids))
