@@ -75,7 +75,8 @@ class Curve:
             return points[0][1]
         place = next((i for i, (size, _) in enumerate(points) if size >= tokens), len(points) - 1)
         (left, low), (right, high) = points[max(0, place - 1)], points[max(1, place)]
-        return max(points[0][1], low + (high - low) * (tokens - left) / (right - left))
+        value = low + (high - low) * (tokens - left) / (right - left)
+        return max(high, value) if tokens > right else value
 
 
 def latency(record: Record, cost: Callable[[int, int], float]) -> float:
@@ -88,29 +89,31 @@ def outside(record: Record) -> float:
     return record.seconds - sum(seconds for _, seconds in record.shapes.values())
 
 
-def what_if(records: list[Record], cost: Callable[[int, int], float], own_overhead: bool) -> dict[str, dict[str, Any]]:
+def what_if(records: list[Record], given: Callable[[int, int], float] | None = None) -> dict[str, dict[str, Any]]:
     """
     Of each task: seconds and ratio to plain by method, and the limits: an answer that costs nothing, and one forward
     for each block of 16 tokens of the answer.
 
     Args:
         records (`list[Record]`): of a bench.
-        cost (`Callable[[int, int], float]`): seconds of a forward over rows and tokens.
-        own_overhead (`bool`): whether to add what each run took outside the forwards, prefill included.
+        given (`Callable[[int, int], float]`, *optional*): seconds of a forward over rows and tokens. Without it those
+            of each task's own forwards, all methods together, and what each run took outside of them is added: prefill
+            and all else.
     """
     result: dict[str, dict[str, Any]] = {}
     for task in dict.fromkeys(record.task for record in records):
         found = [r for r in records if r.task == task and r.error is None and not r.loops]
+        cost = given or Curve.measured(found)
         rows: dict[str, dict[str, float]] = {}
         for method in METHODS:
             runs = [r for r in found if r.method == method]
             if runs:
-                seconds = sum(latency(r, cost) + (outside(r) if own_overhead else 0.0) for r in runs)
+                seconds = sum(latency(r, cost) + (0.0 if given else outside(r)) for r in runs)
                 rows[method] = {"seconds": seconds, "measured": sum(r.seconds for r in runs)}
         plain = [r for r in found if r.method == "plain"]
         if not plain:
             continue
-        extra = sum(map(outside, plain)) if own_overhead else 0.0
+        extra = 0.0 if given else sum(map(outside, plain))
         thought = sum(max(0, r.thinking_tokens - 1) * cost(1, 1) for r in plain) + extra
         blocks = sum(math.ceil((r.tokens - r.thinking_tokens) / BLOCK) * cost(1, BLOCK) for r in plain)
         rows["limit: one forward a block"] = {"seconds": thought + blocks}
@@ -147,11 +150,11 @@ def whatif_command(arguments: argparse.Namespace) -> int:
     is_own = arguments.preset is None and arguments.curve is None
     if arguments.preset is not None:
         shape = PRESETS[arguments.preset][1]
-        result = what_if(records, lambda rows, tokens: arguments.step * shape(rows, tokens), False)
+        result = what_if(records, lambda rows, tokens: arguments.step * shape(rows, tokens))
     elif arguments.curve is not None:
-        result = what_if(records, Curve.of_file(arguments.curve), False)
+        result = what_if(records, Curve.of_file(arguments.curve))
     else:
-        result = what_if(records, Curve.measured(records), True)
+        result = what_if(records)
     if arguments.json:
         print(json.dumps(result))
         return 0
