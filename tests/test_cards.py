@@ -29,6 +29,10 @@ def section(name: str, title: str) -> str:
     return CARDS[name].split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
+def one_line(name: str, title: str) -> str:
+    return " ".join(section(name, title).split())
+
+
 def table(text: str) -> list[list[str]]:
     """The rows of the tables in a text, without their heads."""
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
@@ -84,8 +88,7 @@ def test_code(name, installed, monkeypatch, capsys):
     assert metrics.plain_reason is None and metrics.stages and metrics.thinking_tokens >= 100
     assert "wasted draft tokens" in capsys.readouterr().out
     if name in MODELS:
-        cache = " ".join(section(name, "Cache").split()).split("under another")[0]
-        is_row = "the child is a second row" in cache
+        is_row = "the child is a second row" in one_line(name, "Cache").split("under another")[0]
         rows = {int(shape.split("x")[0]) for shapes in metrics.shapes.values() for shape in shapes}
         assert rows == ({1, 2} if is_row else {1})
         kinds = {DynamicLayer: "full", DynamicSlidingWindowLayer: "sliding", LinearAttentionLayer: "recurrent"}
@@ -189,6 +192,7 @@ def test_memory(name):
         assert mib(worked_out(expression)) == number(result)
     rows = [row for row in table(text) if row[0] in ("8,192", "32,768")]
     assert len(rows) == 2
+    assert all(x.places is None or f"a window of {x.places + 1:,} tokens" in one_line(name, "Cache") for x in layers)
     for row in rows:
         tokens = number(row[0])
 
@@ -199,6 +203,7 @@ def test_memory(name):
         is_row = row[2].startswith("the same again")
         whole = size(tokens) + state
         child = whole if is_row else size(1024)
+        assert worked_out(re.findall("`(.*?)`", row[1])[0]) == whole
         spare = size(tokens, ("full",)) / 4 * (2 if is_row else 1)
         figures = [number(re.findall(r"([\d,]+) MiB", cell)[0]) for cell in row[1:]]
         assert figures == [mib(whole), mib(child), mib(spare), sum(map(mib, (whole, child, spare)))]
