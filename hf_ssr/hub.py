@@ -6,6 +6,8 @@ from pathlib import Path
 from transformers.dynamic_module_utils import get_relative_import_files
 
 TRANSFORMERS_FLOOR = "5.24"
+PACKAGE = Path(__file__).parent
+CARD_FOLDERS = (PACKAGE / "cards", PACKAGE.parent / "model_cards")  # installed, in a checkout
 
 _CARD = """---
 library_name: transformers
@@ -27,7 +29,12 @@ Settings are keywords of the call, such as `draft_budgets=[256, 512]`; `custom_g
 """
 
 
-def export(folder: str | Path) -> list[Path]:
+def card_names() -> list[str]:
+    """Names of the cards that [`export`] can write."""
+    return sorted({path.parent.name for folder in CARD_FOLDERS for path in folder.glob("ssr*/README.md")})
+
+
+def export(folder: str | Path, card: str | None = None) -> list[Path]:
     """
     Writes `custom_generate/` into a folder: `generate.py`, the modules it imports, flat, and `requirements.txt`.
 
@@ -38,23 +45,26 @@ def export(folder: str | Path) -> list[Path]:
     Args:
         folder (`str` or `Path`): made if it is missing. What it holds stays, but for `custom_generate/`, which is
             replaced.
+        card (`str`, *optional*): one of [`card_names`], to be the `README.md` instead: what a model needs to know.
 
     Returns:
         `list[Path]`: the files that were written.
 
     Raises:
-        `ValueError`: if `folder` is a file.
+        `ValueError`: if `folder` is a file, no card has that name, or a card is asked for where there is a `README.md`.
     """
     if not str(folder).strip():
         raise ValueError("`folder` is empty: name a folder.")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`folder`={str(folder)!r} must be a folder, but is a file: name another.")
+    readme = folder / "README.md"
+    text = _CARD if card is None else _text_of_card(card, readme)
     target = folder / "custom_generate"
     if target.exists():
         shutil.rmtree(target)
     target.mkdir(parents=True)
-    door = Path(__file__).parent / "generate.py"
+    door = PACKAGE / "generate.py"
     written = [
         Path(shutil.copyfile(module, target / module.name))
         for module in sorted({door, *map(Path, get_relative_import_files(door))})
@@ -62,8 +72,20 @@ def export(folder: str | Path) -> list[Path]:
     requirements = target / "requirements.txt"
     requirements.write_text(f"transformers>={TRANSFORMERS_FLOOR}\n")
     written.append(requirements)
-    card = folder / "README.md"
-    if not card.exists():
-        card.write_text(_CARD)
-        written.append(card)
+    if not readme.exists():
+        readme.write_text(text, encoding="utf-8")
+        written.append(readme)
     return written
+
+
+def _text_of_card(card: str, readme: Path) -> str:
+    """The text of a card that is to become `readme`."""
+    if card not in card_names():
+        raise ValueError(f"`--card`={card!r} is no card: choose one of {', '.join(card_names())}.")
+    if readme.exists():
+        raise ValueError(
+            f"`--card`={card!r} would replace {str(readme)!r}, which is yours: move it away, or leave out `--card`."
+        )
+    return next(path for folder in CARD_FOLDERS if (path := folder / card / "README.md").exists()).read_text(
+        encoding="utf-8"
+    )
