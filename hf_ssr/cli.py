@@ -10,7 +10,7 @@ from transformers.utils import logging
 from .answering import answer_command
 from .bench import command, demo, probe, replay, report, whatif
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
-from .hub import export
+from .hub import card_names, export
 from .terminal import Parser, fail
 
 
@@ -51,10 +51,11 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
         "folder",
         help="new, or with a model in it: custom_generate/ is written or replaced, README.md added if there is none",
     )
+    parser.add_argument("--card", metavar="NAME", help=f"its README.md: one of {', '.join(card_names())}")
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    written = export(arguments.folder)
+    written = export(arguments.folder, arguments.card)
     print(f"{len(written)} files written to {arguments.folder}")
     print(f"use: model.generate(**inputs, custom_generate={arguments.folder!r}, trust_remote_code=True)")
     return 0

@@ -92,7 +92,8 @@ FAMILIES = (
     Family("deepseek-v3.1", ("<｜Assistant｜>", "</think>"), *THINK, "</think>"),
     Family("phi-4-reasoning", ("<|im_sep|>", *THINK), *THINK, "</think>"),
     Family("smollm3", ("/no_think", *THINK), *THINK, "\n</think>\n"),
-    Family("think", THINK, *THINK, "\n</think>\n\n"),  # Qwen3, Qwen3.5, QwQ, MiniMax-M2, MiMo, Nemotron, Olmo-3, ...
+    Family("think", THINK, *THINK, "\n</think>\n\n"),  # Qwen3, Qwen3.5, QwQ, MiniMax-M2, MiMo, Nemotron, ...
+    Family("olmo-3", THINK[:1], *THINK, "\n</think>\n\n"),  # the template opens the thought, and nothing else is said
 )
 
 

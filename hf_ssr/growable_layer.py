@@ -32,6 +32,11 @@ class GrowableLayer(DynamicLayer):
         self.keys, self.values = self._key_buffer[..., :end, :], self._value_buffer[..., :end, :]
         return self.keys, self.values
 
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Selects rows; the buffers of the old ones are of no more use."""
+        super().reorder_cache(beam_idx)
+        self._key_buffer = self._value_buffer = None
+
 
 def _with_room(
     buffer: torch.Tensor | None, held: torch.Tensor, length: int, end: int, new: torch.Tensor

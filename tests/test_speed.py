@@ -276,6 +276,20 @@ def test_what_is_drafted_in_vain_is_bounded(model, monkeypatch):
     assert cost > 1.03 * steps  # it does try
 
 
+def test_selected_rows_hold_no_old_buffers():
+    """Nor is anything lost: appended, selected, appended again."""
+    layer, plain = GrowableLayer(), DynamicLayer()
+    for rows, tokens in ((1, 5), (2, 3), (1, 2)):
+        states = torch.randn(rows, 2, tokens, 4)
+        for each in (layer, plain):
+            if each.is_initialized:
+                each.reorder_cache(torch.tensor([0] * rows))
+        if rows > 1:
+            assert layer._key_buffer is None and layer._value_buffer is None
+        for ours, theirs in zip(layer.update(states, -states), plain.update(states, -states), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 class Adversary(SuffixDrafter):
     """Proposes what does not come, and is sure of it."""
 
