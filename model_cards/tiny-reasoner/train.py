@@ -301,6 +301,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--warmup-minutes", type=float, default=0.4, help="of lookups, within --minutes")
     parser.add_argument("--short-share", type=float, default=0.7, help="of --minutes: short tasks only")
+    parser.add_argument("--twice", choices=[*TASKS], default="path", help="the family of which there are twice as many")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--muon-lr", type=float, default=0.02)
@@ -343,7 +344,7 @@ def main() -> None:
     rng = random.Random(f"{args.seed} {state['samples']}")
     pieces = {piece for task in TASKS.values() for piece in task.PIECES if piece.isalnum()}
     words = sorted({token for piece in pieces for token in encode.ids(piece)})
-    families = [*TASKS, "path"]  # which is learnt last
+    families = [*TASKS, args.twice]
     short_until = 60 * args.short_share * args.minutes
 
     def draw_task():
