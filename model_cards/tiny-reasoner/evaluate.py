@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, Sample, check, draw
 
 BUDGETS = (0, 25, 50, 75, 100)
-MAX_NEW_TOKENS = 1024
+MAX_NEW_TOKENS = 1600
 
 
 class Reasoner:

@@ -4,8 +4,8 @@ Trains the tiny reasoner from scratch: tokenizer, weights, and the folder that g
     python train.py --minutes 60            # on 2 CPU cores; --resume goes on where a run stopped
 
 The tasks are in `hf_ssr.bench.tasks`. First half a minute of plain lookups (segments shown once, then in another
-order), because copying is what small models learn last; then thoughts and answers. A third of the thoughts is cut at a
-random token.
+order), because copying is what small models learn last; then short tasks, from which they learn it; then all. From all
+at once they had not learnt it after 50 minutes. A third of the thoughts is cut at a random token.
 """
 
 import argparse
@@ -207,6 +207,11 @@ class Encoder:
         return [*prompt, *thought, *self.close, *answer], len(prompt)
 
 
+def is_short(sample: Sample) -> bool:
+    """Whether nothing is wished for beside the plain answer, and a class has at most 8 fields."""
+    return not sample.data[-1] and (sample.task != "class" or len(sample.data[1]) <= 8)
+
+
 def lookups(rng: random.Random, tokens: list[int], most: int) -> tuple[list[int], int]:
     """Segments of 2 to 5 random tokens, then the same segments in another order; the second half is learnt."""
     segments = [rng.sample(tokens, rng.randint(2, 5)) for _ in range(rng.randint(min(most, 3), most))]
@@ -295,6 +300,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--warmup-minutes", type=float, default=0.4, help="of lookups, within --minutes")
+    parser.add_argument("--short-share", type=float, default=0.7, help="of --minutes: short tasks only")
+    parser.add_argument("--twice", choices=[*TASKS], default="path", help="the family of which there are twice as many")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--muon-lr", type=float, default=0.02)
@@ -337,12 +344,15 @@ def main() -> None:
     rng = random.Random(f"{args.seed} {state['samples']}")
     pieces = {piece for task in TASKS.values() for piece in task.PIECES if piece.isalnum()}
     words = sorted({token for piece in pieces for token in encode.ids(piece)})
-    families = list(TASKS)
+    families = [*TASKS, args.twice]
+    short_until = 60 * args.short_share * args.minutes
 
     def draw_task():
         state["samples"] += 1
         task = families[state["samples"] % len(families)]
-        return encode(draw(task, rng.randrange(VALIDATION)), rng if rng.random() < 1 / 3 else None)
+        while not is_short(sample := draw(task, rng.randrange(VALIDATION))) and state["seconds"] < short_until:
+            pass
+        return encode(sample, rng if rng.random() < 1 / 3 else None)
 
     task_batches = batches(rng, draw_task, args.batch_tokens)
 

@@ -2,7 +2,8 @@
 *class*: write a Python class whose fields are sorted by name.
 
 The thought is a selection sort: each place goes through all fields and keeps the first name not yet placed, one
-comparison a step. The answer is run, not compared.
+comparison a step. Half of the prompts ask for docstrings, so that the answer is longer than the thought or shorter.
+The answer is run, not compared.
 """
 
 import ast
@@ -19,17 +20,25 @@ weight width year zone
 _CLASSES = "Account Animal Book Camera Car Device Event File Game House Item Lamp Parcel Robot Server Task"
 _WORDS = "black blue brown gold gray green pink red white yellow"
 NAMES, CLASSES, WORDS = (tuple(text.split()) for text in (_NAMES, _CLASSES, _WORDS))
-MAX_FIELDS = 8
+MIN_FIELDS, MAX_FIELDS = 2, 10
 PIECES = (
     *NAMES,
     *CLASSES,
     *(f'"{word}"' for word in WORDS),
-    *("Write the Python class ", ". Sort its fields by name.", ": int = ", ": str = ", ": bool = ", "True", "False"),
+    *(
+        "Write the Python class ",
+        ". Sort its fields by name.",
+        ". Sort its fields by name and document them.",
+        ": int = ",
+        ": str = ",
+        ": bool = ",
+        "True",
+        "False",
+    ),
     *(
         " = ",
         ": ",
         "Place ",
-        " of ",
         ", past ",
         "start",
         " < ",
@@ -42,26 +51,31 @@ PIECES = (
     *(" then ", "Order: ", "end", "class ", ":\n", "    def ", "__init__", "(self", "):\n", "        ", "self._"),
     *("get_", "set_", "value"),
     *("return ", "to_dict", "__repr__", '": ', 'f"', "={", "!r}", ')"', "\n\n"),
+    *('"""', "Sorted by name.", "Return the ", "Set the ", "int", "str", "bool", ", by default ", "."),
 )
 
 
 def make(rng: random.Random) -> Sample:
-    """A class of 3 to 8 fields, smaller ones more often; `data` is its name and its fields in sorted order."""
-    count = min(rng.randint(3, MAX_FIELDS), rng.randint(3, MAX_FIELDS))
+    """A class of 2 to 10 fields, fewer if documented; `data` is its name, its sorted fields, and if documented."""
+    documented, count = rng.random() < 0.5, rng.randint(MIN_FIELDS, MAX_FIELDS)
+    if documented:
+        count = min(count, rng.randint(MIN_FIELDS, MAX_FIELDS))
     names = rng.sample(NAMES, count)
     fields = {name: _type_and_default(rng) for name in names}
     title = rng.choice(CLASSES)
-    lines = [f"{i} {name}: {kind} = {default}" for i, (name, (kind, default)) in enumerate(fields.items(), 1)]
-    prompt = "\n".join([f"Write the Python class {title}. Sort its fields by name.", *lines])
+    wish = "Sort its fields by name and document them." if documented else "Sort its fields by name."
+    lines = [f"{i} {name}: {kind} = {default}" for i, (name, (kind, default)) in enumerate(fields.items())]
+    prompt = "\n".join([f"Write the Python class {title}. {wish}", *lines])
     ordered = {name: fields[name] for name in sorted(names)}
-    return Sample("class", prompt, _thought(names), _answer(title, ordered), (title, ordered))
+    return Sample("class", prompt, _thought(names), _answer(title, ordered, documented), (title, ordered, documented))
 
 
 def check(sample: Sample, answer: str) -> bool:
-    """Whether the class runs, and its order, types, defaults, getters, setters, `to_dict` and `__repr__` are right."""
-    title, fields = sample.data
+    """Whether the class runs, and its order, types, defaults, methods, docstrings and `__repr__` are right."""
+    title, fields, documented = sample.data
     try:
-        return _behaves(_run(answer)[title], title, fields)
+        made = _run(answer)[title]
+        return _behaves(made, title, fields) and _docs(made, fields) == _wanted_docs(fields, documented)
     except Exception:  # whatever the model's code does wrong, the answer is wrong
         return False
 
@@ -88,9 +102,23 @@ def _shows(thing, title: str, values: dict) -> bool:
     )
 
 
+def _docs(made: type, fields: dict) -> list[str | None]:
+    methods = [getattr(made, f"{verb}_{name}") for name in fields for verb in ("get", "set")]
+    return [made.__doc__, *(method.__doc__ for method in methods)]
+
+
+def _wanted_docs(fields: dict[str, tuple[str, str]], documented: bool) -> list[str | None]:
+    if not documented:
+        return [None] * (1 + 2 * len(fields))
+    docs = ["Sorted by name."]
+    for name, (kind, default) in fields.items():
+        docs += [f"Return the {name}: {kind}.", f"Set the {name}: {kind}, by default {default}."]
+    return docs
+
+
 # No import, no loop, no call, and attributes of `self` alone: such code can neither hang nor reach out.
 _ALLOWED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.arguments, ast.arg, ast.Name, ast.Load, ast.Store)
-_ALLOWED += (ast.Constant, ast.Assign, ast.Attribute, ast.Return, ast.Dict, ast.JoinedStr, ast.FormattedValue)
+_ALLOWED += (ast.Expr, ast.Constant, ast.Assign, ast.Attribute, ast.Return, ast.Dict, ast.JoinedStr, ast.FormattedValue)
 
 
 def _run(source: str) -> dict:
@@ -113,25 +141,31 @@ def _type_and_default(rng: random.Random) -> tuple[str, str]:
 
 def _thought(names: list[str]) -> str:
     lines, last, order = [], "start", ["start"]
-    for place in range(1, len(names) + 1):
+    for place in range(len(names)):
         steps, best = [], "none"
-        for i, name in enumerate(names, 1):
+        for i, name in enumerate(names):
             relation = "done, still" if name in order else "<" if best == "none" or name < best else ">"
             steps.append(f"{i} {name} {relation} {best}")
             best = name if relation == "<" else best
-        lines.append(f"Place {place} of {len(names)}, past {last}: {', '.join(steps)}. So {last} then {best}")
+        lines.append(f"Place {place}, past {last}: {', '.join(steps)}. So {last} then {best}")
         last = best
         order.append(best)
     return "\n".join([*lines, f"Order: {' then '.join(order)} then end"])
 
 
-def _answer(title: str, fields: dict[str, tuple[str, str]]) -> str:
+def _answer(title: str, fields: dict[str, tuple[str, str]], documented: bool) -> str:
+    docs = iter(_wanted_docs(fields, documented))
+
+    def doc(indent: str) -> str:
+        text = next(docs)
+        return "" if text is None else f'\n{indent}"""{text}"""'
+
     parameters = "".join(f", {name}: {kind} = {default}" for name, (kind, default) in fields.items())
-    parts = [f"class {title}:\n    def __init__(self{parameters}):"]
+    parts = [f"class {title}:{doc('    ')}\n    def __init__(self{parameters}):"]
     parts[0] += "".join(f"\n        self._{name} = {name}" for name in fields)
     for name in fields:
-        parts.append(f"    def get_{name}(self):\n        return self._{name}")
-        parts.append(f"    def set_{name}(self, value):\n        self._{name} = value")
+        parts.append(f"    def get_{name}(self):{doc(' ' * 8)}\n        return self._{name}")
+        parts.append(f"    def set_{name}(self, value):{doc(' ' * 8)}\n        self._{name} = value")
     pairs = ", ".join(f'"{name}": self._{name}' for name in fields)
     parts.append(f"    def to_dict(self):\n        return {{{pairs}}}")
     pairs = ", ".join(f"{name}={{self._{name}!r}}" for name in fields)

@@ -1,7 +1,8 @@
 """
 *ledger*: keep the running balance of an account.
 
-The thought adds or subtracts digit by digit from the right, and says after each digit whether one is carried.
+The thought adds or subtracts digit by digit from the right, and says after each digit whether one is carried. Half of
+the prompts ask for a note on each entry, so that the answer is longer than the thought or shorter.
 """
 
 import random
@@ -20,8 +21,22 @@ MIN_ENTRIES, MAX_ENTRIES = 5, 9
 PIECES = (
     *OWNERS,
     *ENTRIES,
-    *("Keep the ledger of ", " from ", ".", ": ", " on ", ", ", " carry, ", " clear, ", "carry", "clear", "Start "),
+    *(
+        "Keep the ledger of ",
+        " from ",
+        ".",
+        ". Add a note on each entry.",
+        ": ",
+        " on ",
+        ", ",
+        " carry, ",
+        " clear, ",
+        "carry",
+        "clear",
+        "Start ",
+    ),
     *("Ledger", " of ", ", ", "start", " at ", ":\n\n", "| ", " | ", " |\n", " |", "No", "Entry", "Balance", "Change"),
+    *("Note ", " paid ", " received ", " for ", ". The balance went ", "up", "down", " to "),
     *("---", "The ", "ledger ", "has ", " entries", "and ", "the ", "total ", "after ", " is "),
 )
 
@@ -37,25 +52,31 @@ def make(rng: random.Random) -> Sample:
             change = rng.randint(-89, 89)
         entries[name] = change
         balance += change
-    owner = rng.choice(OWNERS)
+    owner, noted = rng.choice(OWNERS), rng.random() < 0.5
+    wish = " Add a note on each entry." if noted else ""
     lines = [f"{i} {name}: {change:+}" for i, (name, change) in enumerate(entries.items(), 1)]
-    prompt = "\n".join([f"Keep the ledger of {owner} from {start}.", *lines])
-    return Sample("ledger", prompt, _thought(start, entries), _answer(owner, start, entries), (owner, start, entries))
+    prompt = "\n".join([f"Keep the ledger of {owner} from {start}.{wish}", *lines])
+    data = owner, start, entries, noted
+    return Sample("ledger", prompt, _thought(start, entries), _answer(*data), data)
 
 
 def check(sample: Sample, answer: str) -> bool:
-    """Whether the table has every entry in order with its change, each balance is right, and so is the total."""
-    owner, start, entries = sample.data
+    """Whether each entry is in its place with its change and balance, and the notes and the total are right."""
+    owner, start, entries, noted = sample.data
     head = f"Ledger of {owner}, start at {start}:\n\n{HEAD}"
-    table, _, end = answer.removeprefix(head).partition("\n\n")
+    table, _, rest = answer.removeprefix(head).partition("\n\n")
+    notes, _, end = rest.rpartition("\n\n")
     rows = [re.fullmatch(r"\| (\d) \| (\w+) \| (\d\d) \| ([+-]\d\d) \|", line) for line in table.split("\n")]
     if not answer.startswith(head) or not all(rows) or len(rows) != len(entries):
         return False
-    balance = start
+    balance, wanted_notes = start, []
     for i, (row, (name, change)) in enumerate(zip(rows, entries.items(), strict=True), 1):
+        wanted_notes.append(_note(i, owner, name, change, balance))
         balance += change
         if (int(row[1]), row[2], int(row[3]), int(row[4])) != (i, name, balance, change):
             return False
+    if notes != ("\n".join(wanted_notes) if noted else ""):
+        return False
     return end == f"The ledger has {len(entries)} entries, and the total after {name} is {balance}."
 
 
@@ -73,10 +94,23 @@ def _thought(start: int, entries: dict[str, int]) -> str:
     return "\n".join(lines)
 
 
-def _answer(owner: str, start: int, entries: dict[str, int]) -> str:
-    lines, balance = [], start
+def _note(number: int, owner: str, name: str, change: int, before: int) -> str:
+    verb, way = ("paid", "down") if change < 0 else ("received", "up")
+    after = before + change
+    return f"Note {number}: {owner} {verb} {abs(change)} for {name}. The balance went {way} from {before} to {after}."
+
+
+def _answer(owner: str, start: int, entries: dict[str, int], noted: bool) -> str:
+    rows, notes, balance = [], [], start
     for i, (name, change) in enumerate(entries.items(), 1):
+        notes.append(_note(i, owner, name, change, balance))
         balance += change
-        lines.append(f"| {i} | {name} | {balance} | {change:+} |")
+        rows.append(f"| {i} | {name} | {balance} | {change:+} |")
     end = f"The ledger has {len(entries)} entries, and the total after {name} is {balance}."
-    return f"Ledger of {owner}, start at {start}:\n\n{HEAD}" + "\n".join(lines) + f"\n\n{end}"
+    parts = [
+        f"Ledger of {owner}, start at {start}:",
+        HEAD + "\n".join(rows),
+        *(["\n".join(notes)] if noted else []),
+        end,
+    ]
+    return "\n\n".join(parts)

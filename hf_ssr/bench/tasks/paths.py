@@ -2,7 +2,8 @@
 *path*: find the way from one city to another over one-way links.
 
 The thought tries the links of each city in order and turns back where there is none left; then it goes the way back
-from the goal to see which links led there, and adds up the hours.
+from the goal to see which links led there, and adds up the hours. Half of the prompts ask for tickets, so that the
+answer is longer than the thought or shorter.
 """
 
 import random
@@ -23,16 +24,29 @@ PIECES = (
     *(f" by {means}" for means in MEANS),
     *(f" {i}: " for i in range(1, MAX_LINKS + 2)),
     *(f" {i}" for i in range(1, MAX_LINKS + 1)),
-    *("Find the way from ", ", the goal is ", ".", " in ", " h", "no link", ", back to ", "Found ", " via ", " to "),
+    *(
+        "Find the way from ",
+        ", the goal is ",
+        ".",
+        ". List the tickets.",
+        " in ",
+        " h",
+        "no link",
+        ", back to ",
+        "Found ",
+        " via ",
+        " to ",
+    ),
     *("Leg ", ", ", " is ", "the ", "start", "The ", "way ", "from ", ":\n\n", ": ", "Go ", "from ", ". ", "You "),
+    *("Ticket ", "Tickets", " from ", " leaves ", " after ", " and reaches ", *MEANS, "\n\n"),
     *("have ", "now ", "travelled ", "In ", "total ", " legs", " take "),
 )
 
 
 def make(rng: random.Random) -> Sample:
     """
-    A way of 4 to 7 legs with up to 6 cities off it; `data` is the start, the goal and the links: a city's list of
-    (city, means, hours). Each city is reached by one link only, so there is one way.
+    A way of 4 to 7 legs with up to 6 cities off it; `data` is the start, the goal, the links (a city's list of
+    city, means and hours), and whether there are tickets. Each city is reached by one link only, so there is one way.
     """
     legs = min(rng.randint(MIN_LEGS, MAX_LEGS), rng.randint(MIN_LEGS, MAX_LEGS))
     dead_ends = rng.randint(0, MAX_DEAD_ENDS)
@@ -51,31 +65,24 @@ def make(rng: random.Random) -> Sample:
         lines += [f"{a} {i}: {b} by {means} in {hours} h" for i, (b, means, hours) in enumerate(onward, 1)]
         lines.append(f"{a} {len(onward) + 1}: no link")
     rng.shuffle(lines)
-    start, goal = way[0], way[-1]
-    prompt = "\n".join([f"Find the way from {start}, the goal is {goal}.", *lines])
-    return Sample("path", prompt, _thought(links, way), _answer(links, way), (start, goal, links))
+    start, goal, ticketed = way[0], way[-1], rng.random() < 0.5
+    wish = " List the tickets." if ticketed else ""
+    prompt = "\n".join([f"Find the way from {start}, the goal is {goal}.{wish}", *lines])
+    answer = _answer(_legs(links, way), ticketed)
+    return Sample("path", prompt, _thought(links, way), answer, (start, goal, links, ticketed))
 
 
 def check(sample: Sample, answer: str) -> bool:
-    """Whether the legs lead from the start to the goal over links that exist, with their means, hours and sums."""
-    start, goal, links = sample.data
-    leg = r"Leg (\d): Go from (\w+) to (\w+) by (\w+) in (\d) h\. You have now travelled (\d\d) h\."
-    head, _, rest = answer.partition("\n\n")
-    *legs, end = rest.split("\n")
-    here, total = start, 0
-    for i, line in enumerate(legs, 1):
-        found = re.fullmatch(leg, line)
-        if not found or (int(found[1]), found[2]) != (i, here):
+    """Whether the legs lead to the goal over links that exist, and their means, hours, sums and tickets are right."""
+    start, goal, links, ticketed = sample.data
+    here, legs = start, []
+    for found in re.finditer(r"Leg \d: Go from (\w+) to (\w+) by (\w+) in (\d) h\.", answer):
+        link = (found[2], found[3], int(found[4]))
+        if found[1] != here or link not in links.get(here, ()):
             return False
-        link = (found[3], found[4], int(found[5]))
-        here, total = link[0], total + link[2]
-        if link not in links.get(found[2], ()) or int(found[6]) != total:
-            return False
-    return (
-        here == goal
-        and head == f"The way from {start}, the goal is {goal}:"
-        and end == f"In total the {len(legs)} legs take {total:02} h."
-    )
+        legs.append((here, *link))
+        here = link[0]
+    return here == goal and answer == _answer(legs, ticketed)
 
 
 def _legs(links: dict, way: list[str]) -> list[tuple[str, str, str, int]]:
@@ -106,9 +113,12 @@ def _thought(links: dict, way: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _answer(links: dict, way: list[str]) -> str:
-    lines, total = [f"The way from {way[0]}, the goal is {way[-1]}:\n"], 0
-    for i, (a, b, means, hours) in enumerate(_legs(links, way), 1):
-        total += hours
+def _answer(legs: list[tuple[str, str, str, int]], ticketed: bool) -> str:
+    lines, tickets, total = [f"The way from {legs[0][0]}, the goal is {legs[-1][1]}:\n"], [], 0
+    for i, (a, b, means, hours) in enumerate(legs, 1):
+        before, total = total, total + hours
         lines.append(f"Leg {i}: Go from {a} to {b} by {means} in {hours} h. You have now travelled {total:02} h.")
-    return "\n".join([*lines, f"In total the {len(way) - 1} legs take {total:02} h."])
+        times = f"leaves {a} after {before:02} h and reaches {b} after {total:02} h"
+        tickets.append(f"Ticket {i}: from {a} to {b} by {means} {times}.")
+    lines += ["", "Tickets:", *tickets, ""] if ticketed else []
+    return "\n".join([*lines, f"In total the {len(legs)} legs take {total:02} h."])
