@@ -192,6 +192,12 @@ def test_a_difference_is_told(tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "out/summary.json").read_text()) == {"path": {}}
 
 
+def test_a_thinking_budget_for_all(tmp_path):
+    assert bench(tmp_path / "out", "--methods", "plain,prompt_lookup,ssr", "--thinking-budget", "10") == 0
+    runs = lines_of(tmp_path / "out")
+    assert all(run["same_tokens"] and run["thinking_tokens"] == 13 for run in runs)  # and three of the close
+
+
 def test_loops_and_overlaps():
     assert loops([1, 2, 3] * 60) and loops([9] * 200) and loops(list(range(50)) + [4, 5] * 64)
     assert not loops(list(range(300))) and not loops([1, 2] * 20) and not loops([1, 2] * 100 + [3])
@@ -231,5 +237,5 @@ def test_ratios_are_those_of_totals():
 
 
 def test_methods_differ_in_what_they_say():
-    kinds = {str(arguments_of(method, {"do_sample": False}, None, {}, [5])) for method in METHODS}
+    kinds = {str(arguments_of(method, {"do_sample": False}, None, {}, 3, [5])) for method in METHODS}
     assert len(kinds) == len(METHODS)

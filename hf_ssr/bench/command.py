@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument("--sample", action="store_true", help="as the model's generation_config.json recommends")
     parser.add_argument("--thinking-start", metavar="TEXT", help="opens a thought (default: detected; '' = at once)")
     parser.add_argument("--thinking-end", metavar="TEXT", help="closes a thought (default: detected)")
+    parser.add_argument("--thinking-budget", type=int, metavar="N", help="most thinking tokens, in every method")
     parser.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help="results (default bench)")
     parser.add_argument("--resume", action="store_true", help="go on with the bench in --out where it stopped")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object, last on stdout")
@@ -110,6 +111,8 @@ def bench_command(arguments: argparse.Namespace) -> int:
     if markers["thinking_start"] == "":
         markers["thinking_start"] = []
     ssr = resolved_settings(SSRConfig(**markers), tokenizer)
+    if arguments.thinking_budget is not None:
+        ssr["thinking_budget"] = SSRConfig(thinking_budget=arguments.thinking_budget).thinking_budget
     common = _sampling(arguments, model) | {"max_new_tokens": arguments.max_new_tokens}
     ranks = (0, 1) if state is None else (state.process_index, state.num_processes)
     bench = Bench(model, tokenizer, arguments.methods, arguments.repeats, common, ssr, *ranks)
@@ -234,6 +237,7 @@ def _settings(arguments: argparse.Namespace, bench: Bench, prompts: list[Prompt]
         "repeats": bench.repeats,
         "generation": bench.common,
         "thinking_end": bench.ssr.get("thinking_end"),
+        "thinking_budget": bench.ssr.get("thinking_budget"),
         "prompts": {task: sum(p.task == task for p in prompts) for task in dict.fromkeys(p.task for p in prompts)},
         "checksum": zlib.crc32(texts.encode()),
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -5,6 +5,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from ..config import SSRConfig
+from ..thinking import ThinkingBudgetLogitsProcessor
 
 ONE_BUDGET = 64  # thinking tokens, where a method has one fork only
 LOOKUP_TOKENS = 10  # of prompt lookup
@@ -40,7 +41,12 @@ METHODS = {
 
 
 def arguments_of(
-    method: str, common: dict[str, Any], tokenizer, ssr: dict[str, Any], answer: list[int] | None = None
+    method: str,
+    common: dict[str, Any],
+    tokenizer,
+    ssr: dict[str, Any],
+    prompt_length: int = 0,
+    answer: list[int] | None = None,
 ) -> dict[str, Any]:
     """
     Keywords of `generate`.
@@ -49,16 +55,24 @@ def arguments_of(
         method (`str`): of `METHODS`.
         common (`dict`): settings of every method: length, sampling.
         tokenizer (`PreTrainedTokenizerBase`): tells the thinking markers.
-        ssr (`dict`): settings of every method with SSR: markers.
+        ssr (`dict`): settings of every method with SSR: markers; the others take `thinking_budget` from it.
+        prompt_length (`int`): tokens of the prompt, for the thinking budget.
         answer (`list[int]`, *optional*): plain's, for the oracle.
     """
     common = {**common, "return_dict_in_generate": True}
-    if method == "plain":
-        return {"generation_config": GenerationConfig(**common)}
-    if method == "plain_static":
-        return {"generation_config": GenerationConfig(**common, cache_implementation="static")}
-    if method == "prompt_lookup":
-        return {"generation_config": GenerationConfig(**common), "prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    if method not in SSR_SETTINGS:
+        arguments: dict[str, Any] = {"generation_config": GenerationConfig(**common)}
+        if method == "plain_static":
+            arguments["generation_config"].cache_implementation = "static"
+        elif method == "prompt_lookup":
+            arguments["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+        if ssr.get("thinking_budget") is not None:
+            most = common["max_new_tokens"]
+            budget = ThinkingBudgetLogitsProcessor(
+                SSRConfig(**ssr), prompt_length=prompt_length, tokenizer=tokenizer, max_new_tokens=most
+            )
+            arguments["logits_processor"] = [budget]
+        return arguments
     config = SSRConfig(**common, **ssr, **SSR_SETTINGS[method])
     if method == ORACLE:
         config.prediction_ids = answer or None

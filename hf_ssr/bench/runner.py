@@ -112,7 +112,8 @@ class Bench:
         """Caches, kernels, and what SSR measures."""
         short = {**self.common, "max_new_tokens": min(WARM_UP_TOKENS, self.common["max_new_tokens"])}
         for method in self.methods:
-            timed_generate(self.model, prompt.ids, 0, **arguments_of(method, short, self.tokenizer, self.ssr))
+            arguments = arguments_of(method, short, self.tokenizer, self.ssr, prompt.ids.shape[1])
+            timed_generate(self.model, prompt.ids, 0, **arguments)
 
     def _turn(self, place: int) -> list[str]:
         """Each method goes first as often as any other; who must know the answer, last."""
@@ -123,7 +124,7 @@ class Bench:
         answer = None
         if method == ORACLE and isinstance(runs["plain"], Run):
             answer = self._parts(prompt, runs["plain"]).answer
-        arguments = arguments_of(method, self.common, self.tokenizer, self.ssr, answer)
+        arguments = arguments_of(method, self.common, self.tokenizer, self.ssr, prompt.ids.shape[1], answer)
         device = prompt.ids.device
         before = _held(device)
         try:
