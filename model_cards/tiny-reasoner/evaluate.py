@@ -16,9 +16,10 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, Sample, check, draw
+from hf_ssr.growable_layer import grow_in_place
 
 BUDGETS = (0, 25, 50, 75, 100)
 MAX_NEW_TOKENS = 1600
@@ -54,7 +55,9 @@ class Reasoner:
             inputs = self.tokenizer.pad(
                 {"input_ids": [prompts[i] for i in rows]}, padding_side="left", return_tensors="pt"
             )
-            ids = self.model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+            cache = DynamicCache(config=self.model.config)
+            grow_in_place(cache)  # a DynamicCache copies all of its rows at every step
+            ids = self.model.generate(**inputs, cache=cache, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
             for i, new in zip(rows, ids[:, inputs.input_ids.shape[1] :].tolist(), strict=True):
                 end = self.tokenizer.eos_token_id
                 outputs[i] = new[: new.index(end)] if end in new else new
