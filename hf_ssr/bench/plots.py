@@ -4,12 +4,23 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 from .records import Record
 
 INK = "#010203"  # stands for the page's own colour
 GREY = "#888888"
+STYLE = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
 COLOURS = ("#3b7dd8", "#e07b39", "#2a9d8f", "#b5539c", "#8a8d91", "#c9a227", "#6a5acd", "#d1495b", "#4f772d")
 PHASE_COLOURS = {
     "prefill": "#8a8d91",
@@ -31,39 +42,39 @@ SOURCE_COLOURS = {
 }
 
 
-def _figure(columns: int = 1, rows: int = 1, height: float = 2.6, width: float = 7.0):
+def _styled(draw):
     """
-    Axes to draw on, a grid of `rows` x `columns`.
+    Draws in the page's style.
 
     Raises:
         `ValueError`: where matplotlib is missing.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("the report needs matplotlib, which is not installed: pip install matplotlib") from None
-    colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    style = dict.fromkeys(colours, INK) | {
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-        "axes.titlesize": 9,
-    }
-    with rc_context(style):
-        figure = Figure(figsize=(width, height * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(axes.flat), style
+
+    @wraps(draw)
+    def styled(*args) -> str:
+        try:
+            from matplotlib import rc_context
+        except ImportError:
+            raise ValueError("the report needs matplotlib, which is not installed: pip install matplotlib") from None
+        with rc_context(STYLE):
+            return draw(*args)
+
+    return styled
 
 
-def _svg(figure, style: dict[str, Any], name: str, description: str) -> str:
+def _figure(columns: int = 1, rows: int = 1, height: float = 2.6, width: float = 7.0):
+    """Axes to draw on, a grid of `rows` x `columns`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _svg(figure, name: str, description: str) -> str:
     from matplotlib import rc_context
 
     file = io.StringIO()
-    with rc_context(style | {"svg.hashsalt": name}):
+    with rc_context({"svg.hashsalt": name}):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
@@ -74,10 +85,11 @@ def _svg(figure, style: dict[str, Any], name: str, description: str) -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
 
 
+@_styled
 def speedups(records: list[Record], methods: Sequence[str]) -> str:
     """Seconds of plain / seconds here, of each prompt, sorted."""
     tasks = list(dict.fromkeys(record.task for record in records))
-    figure, axes, style = _figure(columns=min(3, len(tasks)), rows=math.ceil(len(tasks) / 3))
+    figure, axes = _figure(columns=min(3, len(tasks)), rows=math.ceil(len(tasks) / 3))
     for axis, task in zip(axes, tasks, strict=False):
         totals: dict[tuple[str, str], float] = {}
         for record in records:
@@ -98,12 +110,12 @@ def speedups(records: list[Record], methods: Sequence[str]) -> str:
         axis.set_visible(False)
     axes[0].set_ylabel("times as fast as plain")
     axes[0].legend(fontsize=7)
-    return _svg(figure, style, "speedups", "speed-up of each prompt, sorted, by task and method")
+    return _svg(figure, "speedups", "speed-up of each prompt, sorted, by task and method")
 
 
 def _bars(names: Sequence[str], parts: dict[str, list[float]], colours: dict[str, str], label: str, name: str) -> str:
     """Bars of stacked parts, a line each."""
-    figure, (axis,), style = _figure(height=0.9 + 0.28 * len(names))
+    figure, (axis,) = _figure(height=0.9 + 0.28 * len(names))
     left = [0.0] * len(names)
     for part, values in parts.items():
         if any(values):
@@ -113,9 +125,10 @@ def _bars(names: Sequence[str], parts: dict[str, list[float]], colours: dict[str
     axis.invert_yaxis()
     axis.set_xlabel(label)
     axis.legend(fontsize=7, ncols=len(parts), loc="lower center", bbox_to_anchor=(0.5, 1))
-    return _svg(figure, style, name, label)
+    return _svg(figure, name, label)
 
 
+@_styled
 def stage_times(summary: dict[str, dict[str, Any]]) -> str:
     """Where the seconds go, by phase; of plain, all in one."""
     names, parts = [], {phase: [] for phase in PHASE_COLOURS}
@@ -135,6 +148,7 @@ def stage_times(summary: dict[str, dict[str, Any]]) -> str:
     return _bars(names, parts, PHASE_COLOURS, "seconds a prompt, by phase", "stages")
 
 
+@_styled
 def source_shares(summary: dict[str, dict[str, Any]]) -> str:
     """Where the answer's tokens come from."""
     names, parts = [], {source: [] for source in SOURCE_COLOURS}
@@ -157,9 +171,10 @@ def source_shares(summary: dict[str, dict[str, Any]]) -> str:
     )
 
 
+@_styled
 def acceptance(summary: dict[str, dict[str, Any]], method: str) -> str:
     """How often a draft token is kept, by its position in a round's draft."""
-    figure, (axis,), style = _figure()
+    figure, (axis,) = _figure()
     for colour, (task, methods) in zip(COLOURS, summary.items(), strict=False):
         counts = methods.get(method, {}).get("ssr", None)
         if counts:
@@ -169,12 +184,13 @@ def acceptance(summary: dict[str, dict[str, Any]], method: str) -> str:
     axis.set_xlabel("position in the draft of a round")
     axis.set_ylabel("share kept")
     axis.legend(fontsize=7)
-    return _svg(figure, style, "acceptance", "share of draft tokens kept by their position in the draft")
+    return _svg(figure, "acceptance", "share of draft tokens kept by their position in the draft")
 
 
+@_styled
 def overlaps(records: list[Record], method: str) -> str:
     """How much of the answer a draft has right, by how much of the thought it was made from."""
-    figure, axes, style = _figure(columns=2)
+    figure, axes = _figure(columns=2)
     for axis, place, title in zip(axes, (1, 2), ("up to the first difference", "in runs in common"), strict=True):
         for colour, task in zip(COLOURS, dict.fromkeys(r.task for r in records), strict=False):
             found = [r for r in records if (r.task, r.method, r.repeat) == (task, method, 0) and r.thinking_tokens]
@@ -187,12 +203,13 @@ def overlaps(records: list[Record], method: str) -> str:
         axis.set_title(title, loc="left")
     axes[0].set_ylabel("share of the answer in the draft")
     axes[0].legend(fontsize=7)
-    return _svg(figure, style, "overlaps", "overlap of draft and answer by the share of the thought before the fork")
+    return _svg(figure, "overlaps", "overlap of draft and answer by the share of the thought before the fork")
 
 
+@_styled
 def break_even(summary: dict[str, dict[str, Any]]) -> str:
     """Tokens a forward against what a forward costs: above the line, speculation in the answer pays."""
-    figure, (axis,), style = _figure(height=3.4)
+    figure, (axis,) = _figure(height=3.4)
     most = 1.0
     for colour, (task, methods) in zip(COLOURS, summary.items(), strict=False):
         for marker, (method, row) in zip("osD^vPX*<>", methods.items(), strict=False):
@@ -210,12 +227,13 @@ def break_even(summary: dict[str, dict[str, Any]]) -> str:
     axis.set_xlabel("cost of the answer's forwards, in plain steps")
     axis.set_ylabel("tokens a forward")
     axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
-    return _svg(figure, style, "breakeven", "tokens a forward against the cost of a forward; above the line it pays")
+    return _svg(figure, "breakeven", "tokens a forward against the cost of a forward; above the line it pays")
 
 
+@_styled
 def timeline(samples: list[dict[str, Any]], task: str) -> str:
     """One prompt, forward by forward: the parent's thought with the child in it, and the blocks that verify."""
-    figure, (axis,), style = _figure(height=1.0 + 0.4 * len(samples))
+    figure, (axis,) = _figure(height=1.0 + 0.4 * len(samples))
     seen: dict[str, Any] = {}
     for line, sample in enumerate(samples):
         for phase in dict.fromkeys(entry[0] for entry in sample["timeline"]):
@@ -226,4 +244,4 @@ def timeline(samples: list[dict[str, Any]], task: str) -> str:
     axis.invert_yaxis()
     axis.set_xlabel("seconds")
     axis.legend(seen.values(), seen, fontsize=7, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1))
-    return _svg(figure, style, f"timeline-{task}", f"forwards of one prompt of {task} along time")
+    return _svg(figure, f"timeline-{task}", f"forwards of one prompt of {task} along time")
