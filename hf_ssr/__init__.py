@@ -7,6 +7,7 @@ from .drafting import Draft, Drafter
 from .generate import SSRGenerationMixin, generate
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput
+from .stopping import StopThinking
 from .suffix_automaton import SuffixAutomaton, SuffixMatch
 from .thinking import SplitThinking, ThinkingBudgetLogitsProcessor, split_thinking
 from .version import __version__
@@ -20,6 +21,7 @@ __all__ = [
     "SSROutput",
     "SplitThinking",
     "Stage",
+    "StopThinking",
     "SuffixAutomaton",
     "SuffixDrafter",
     "SuffixMatch",

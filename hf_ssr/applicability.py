@@ -80,7 +80,8 @@ def why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, m
     if stream.streamer is not None:
         return "a streamer is given a token of every row at once, and the rows of a batch go on at different times"
     for given, known in ((processors, ROW_WISE_PROCESSORS), (criteria, ROW_WISE_CRITERIA)):
-        unknown = next((type(each).__name__ for each in given if type(each) not in known), None)
+        others = (each for each in given if type(each) not in known and not getattr(each, "stops_thinking", False))
+        unknown = next((type(each).__name__ for each in others), None)
         if unknown is not None:
             return f"{unknown} may look at all rows of a batch at once"
     if any(type(each) is StopStringCriteria for each in criteria) and config._eos_token_tensor is None:

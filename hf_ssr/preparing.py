@@ -16,6 +16,7 @@ from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .scheduling import ForkSchedule
+from .stopping import thinking_stop
 from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState
 
 logger = logging.get_logger(__name__)
@@ -79,7 +80,8 @@ def prepare(
     markers, tokenizer = _find_markers(model, config, tokenizer)
     _validate_ids(model, config, markers)
     most = config.max_length - input_ids.shape[1]
-    states = [ThinkingState(markers, row, config.thinking_budget, most) for row in input_ids.tolist()]
+    stop = thinking_stop(stopping_criteria)
+    states = [ThinkingState(markers, row, config.thinking_budget, most, stop) for row in input_ids.tolist()]
     thinking = next((state for state in states if state.budget_capped), states[0])
     if thinking.budget_capped:
         warnings.warn(
@@ -203,12 +205,14 @@ def run_plain(
 ):
     """Plain decoding, where SSR does not apply. A thinking budget holds there too. Returns as `ssr_decoding` does."""
     metrics.plain_reason = plan.plain_reason
-    if config.thinking_budget is not None and plan.thinking[0].markers is not None:
+    stop = thinking_stop(stopping_criteria)
+    if (config.thinking_budget is not None or stop is not None) and plan.thinking[0].markers is not None:
         budget = ThinkingBudgetLogitsProcessor(
             config,
             prompt_length=input_ids.shape[1],
             tokenizer=plan.tokenizer,
             max_new_tokens=config.max_length - input_ids.shape[1],
+            stop=stop,
         )
         logits_processor = LogitsProcessorList([*logits_processor, budget])
     output = model._sample(

@@ -219,8 +219,7 @@ class TextState:
                 agree.
         """
         # in a block of the thought, the budget may be reached on the way
-        is_free = self.thinking.budget is None or (not self.thinking.open and self.thinking.forced is None)
-        argmax_will_do = not (self.config.do_sample or self.logits_processor or not is_free)
+        argmax_will_do = not (self.config.do_sample or self.logits_processor or self.thinking.may_be_forced)
         if argmax_will_do and self.scores is None and self.logits is None:
             yield from logits[0].float().argmax(dim=-1).tolist()
         else:

@@ -1,6 +1,6 @@
 """Is a text before, in, or past its thought; the thinking budget; and how thought and answer are told apart."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ class ThinkingState:
         thinking_budget (`int`, *optional*): most thinking tokens; the forced close follows, token by token.
         max_new_tokens (`int`, *optional*): most new tokens. A thinking budget that leaves no room for the forced close
             and one token of the answer is cut until it does.
+        stop (`Callable[[], bool]`, *optional*): whether the thought is to end now; asked at each token.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class ThinkingState:
         prompt: Sequence[int],
         thinking_budget: int | None = None,
         max_new_tokens: int | None = None,
+        stop: Callable[[], bool] | None = None,
     ):
         self.markers = markers
         phase = "closed" if markers is None else markers.phase_of_prompt(prompt)
@@ -37,6 +39,7 @@ class ThinkingState:
         self._thinks = phase != "closed"
         self._budget = thinking_budget
         self._max_new_tokens = max_new_tokens
+        self._stop = stop
 
     @property
     def phase(self) -> str:
@@ -72,10 +75,12 @@ class ThinkingState:
         """The thinking budget in force, in tokens; `None` where nothing thinks."""
         if self._budget is None or not self._thinks:
             return None
-        if self._max_new_tokens is None:
-            return self._budget
-        room = self._max_new_tokens - (self.open_position or 0) - len(self.markers.forced_close) - 1
-        return max(0, min(self._budget, room))
+        return self._budget if self._max_new_tokens is None else max(0, min(self._budget, self._room))
+
+    @property
+    def _room(self) -> int:
+        """Thinking tokens behind which the forced close and one token of the answer fit."""
+        return self._max_new_tokens - (self.open_position or 0) - len(self.markers.forced_close) - 1
 
     @property
     def budget_capped(self) -> bool:
@@ -83,8 +88,14 @@ class ThinkingState:
         return self._thinks and self._budget is not None and self.budget < self._budget
 
     @property
+    def may_be_forced(self) -> bool:
+        """Whether a token that is to come may be forced."""
+        return (self._budget is not None or self._stop is not None) and (self.open or self.forced is not None)
+
+    @property
     def forced(self) -> int | None:
         """The token that the thinking budget forces at the next position, if any."""
+        self._stop_if_asked()
         if self._budget is None or self.open_position is None:
             return None
         begin = self.open_position + self.budget
@@ -117,6 +128,15 @@ class ThinkingState:
         elif self.phase == "unstarted" and self.markers.start.ends(self.tokens[-self.markers.start.window :]):
             self.open_position = count
 
+    def _stop_if_asked(self) -> None:
+        """The thinking budget is what has been thought, if a thought is to end and an answer fits."""
+        if self._stop is None or self.close_position is not None or not self._stop():
+            return
+        so_far = self.thinking_tokens
+        fits = self._max_new_tokens is None or so_far <= self._room
+        if fits and (self._budget is None or so_far < self._budget):
+            self._budget = so_far
+
     def rewind(self, count: int) -> None:
         """Forget all but the first `count` new tokens."""
         del self.tokens[count:]
@@ -140,13 +160,14 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         tokenizer (`PreTrainedTokenizerBase`, *optional*): finds markers that `config` gives as text, or not at all.
         max_new_tokens (`int`, *optional*): as given to `generate`; a budget that leaves no room for the forced close
             and one token of the answer is cut until it does, as SSR cuts it.
+        stop (`Callable[[], bool]`, *optional*): whether thoughts are to end now; `thinking_budget` need not be set.
 
     Raises:
         `ValueError`: if `config.thinking_budget` is not set, or no thinking marker is known.
     """
 
-    def __init__(self, config, *, prompt_length: int, tokenizer=None, max_new_tokens: int | None = None):
-        if config.thinking_budget is None:
+    def __init__(self, config, *, prompt_length: int, tokenizer=None, max_new_tokens: int | None = None, stop=None):
+        if config.thinking_budget is None and stop is None:
             raise ValueError(
                 "`thinking_budget` is not set: give `ThinkingBudgetLogitsProcessor` a config that sets it."
             )
@@ -154,6 +175,7 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         self.thinking_budget = config.thinking_budget
         self.prompt_length = prompt_length
         self.max_new_tokens = max_new_tokens
+        self._stop = stop
         self._read: dict[int, tuple[torch.LongTensor, ThinkingState]] = {}  # of each row: its ids, and where they lead
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
@@ -179,7 +201,8 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         same = int(differing[0]) if len(differing) else shared
         if state is None or same < self.prompt_length:
             same = self.prompt_length
-            state = ThinkingState(self.markers, ids[:same].tolist(), self.thinking_budget, self.max_new_tokens)
+            prompt = ids[:same].tolist()
+            state = ThinkingState(self.markers, prompt, self.thinking_budget, self.max_new_tokens, self._stop)
         state.rewind(same - self.prompt_length)
         for token in ids[same:].tolist():
             state.push(token)

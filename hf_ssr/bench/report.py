@@ -212,7 +212,7 @@ def _samples(page: Page, samples: list[dict[str, Any]], method: str) -> None:
             continue
         page.heading(f"One prompt of {task}")
         chosen = [found[name] for name in ("plain", method) if name in found]
-        page.text("Every forward along time, with gaps for what is outside them. drafting: parent and child in one forward.")
+        page.text("Every forward along time, what is outside them left blank. drafting: parent and child in one.")
         page.picture(f"timeline_{task}", plots.timeline(chosen, task))
         if found[method]["pieces"]:
             page.coloured(found[method])
