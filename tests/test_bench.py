@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import torch
+from tiny_models import VOCAB_SIZE, build
 
 from hf_ssr import SSRConfig
 from hf_ssr.bench import runner
+from hf_ssr.bench.int8 import Int8Linear, parameters_of, to_int8
 from hf_ssr.bench.methods import METHODS, SSR_SETTINGS, arguments_of
 from hf_ssr.bench.records import Record, read_bench
 from hf_ssr.bench.runner import loops, overlap
@@ -196,6 +198,18 @@ def test_a_thinking_budget_for_all(tmp_path):
     assert bench(tmp_path / "out", "--methods", "plain,prompt_lookup,ssr", "--thinking-budget", "10") == 0
     runs = lines_of(tmp_path / "out")
     assert all(run["same_tokens"] and run["thinking_tokens"] == 13 for run in runs)  # and three of the close
+
+
+def test_int8():
+    """Close to what it stands for, and nothing is lost in the count."""
+    torch.manual_seed(0)
+    model = build("qwen3")
+    ids = torch.randint(3, VOCAB_SIZE, (1, 12))
+    before, count = model(ids).logits, model.num_parameters()
+    to_int8(model.model)
+    after = model(ids).logits
+    assert any(isinstance(module, Int8Linear) for module in model.modules()) and parameters_of(model) == count
+    assert 0 < (after - before).std() < 0.05 * before.std()
 
 
 def test_loops_and_overlaps():

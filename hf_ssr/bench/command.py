@@ -19,7 +19,7 @@ from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..markers import resolved_settings
 from ..version import __version__
-from .int8 import to_int8
+from .int8 import parameters_of, to_int8
 from .methods import METHODS
 from .reasoner import load_reasoner
 from .records import RUNS, SAMPLES, SETTINGS, check_settings, read_lines, read_records, whole_groups, write_lines
@@ -232,7 +232,7 @@ def _settings(arguments: argparse.Namespace, bench: Bench, prompts: list[Prompt]
         "model": arguments.model or "tiny-reasoner",
         "gguf_file": arguments.gguf_file,
         "dtype": str(bench.model.dtype).removeprefix("torch.") + " int8" * arguments.int8,
-        "parameters": bench.model.num_parameters(),
+        "parameters": parameters_of(bench.model),
         "methods": bench.methods,
         "repeats": bench.repeats,
         "generation": bench.common,

@@ -35,3 +35,9 @@ def to_int8(module: torch.nn.Module) -> None:
             setattr(module, name, Int8Linear(child))
         else:
             to_int8(child)
+
+
+def parameters_of(model) -> int:
+    """Of a model, those in 8 bits among them."""
+    packed = sum(module.weight.numel() for module in model.modules() if isinstance(module, Int8Linear))
+    return model.num_parameters() + packed
