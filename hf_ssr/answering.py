@@ -106,7 +106,8 @@ def answer_command(argv: list[str]) -> int:
         if arguments.model is None:
             arguments.model = str(reasoner_folder())
             print(
-                "hf-ssr: no --model, so the small reasoner answers, which knows its three tasks only", file=sys.stderr
+                "hf-ssr: no --model, so the small reasoner answers, which knows its three tasks only: see hf-ssr demo",
+                file=sys.stderr,
             )
         tokenizer = _load_tokenizer(arguments)
         _settle_markers(config, tokenizer)
@@ -138,7 +139,13 @@ def _text_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"max_new_tokens": arguments.max_new_tokens, "do_sample": arguments.sample, **sampling}
 
 
-def _load_tokenizer(arguments: argparse.Namespace):
+def check_folder(arguments: argparse.Namespace) -> None:
+    """
+    Whether `--model`, where it is a folder, holds what `--gguf-file` and `--dtype` ask for.
+
+    Raises:
+        `ValueError`: if it does not.
+    """
     folder = Path(arguments.model)
     is_path = folder.is_absolute() or arguments.model.startswith(".") or arguments.model.count("/") > 1
     if is_path and not folder.is_dir():
@@ -151,6 +158,10 @@ def _load_tokenizer(arguments: argparse.Namespace):
         raise ValueError(f"--gguf-file {arguments.gguf_file}: not in {arguments.model}.")
     if arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
         raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
+
+
+def _load_tokenizer(arguments: argparse.Namespace):
+    check_folder(arguments)
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # stderr is for the thought
     return AutoTokenizer.from_pretrained(arguments.model, **_gguf(arguments))

@@ -20,7 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv and argv[0] in SUBCOMMANDS:
             is_replay = argv[0] == "bench" and any(part.split("=")[0] == "--replay" for part in argv)
-            return _run(argv[0], argv[1:], *(REPLAY if is_replay else SUBCOMMANDS[argv[0]]))
+            name = "bench --replay FILE" if is_replay else argv[0]
+            return _run(name, argv[1:], *(REPLAY if is_replay else SUBCOMMANDS[argv[0]]))
         return answer_command(argv)
     except KeyboardInterrupt:
         print("\nhf-ssr: interrupted", file=sys.stderr)
@@ -57,7 +58,10 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _export(arguments: argparse.Namespace) -> int:
     written = export(arguments.folder, arguments.card)
     print(f"{len(written)} files written to {arguments.folder}")
-    print(f"use: model.generate(**inputs, custom_generate={arguments.folder!r}, trust_remote_code=True)")
+    print(
+        f"use: model.generate(**inputs, custom_generate={arguments.folder!r}, trust_remote_code=True, "
+        "tokenizer=tokenizer)"
+    )
     return 0
 
 
@@ -69,8 +73,8 @@ SUBCOMMANDS = {
         demo.demo_command,
     ),
     "bench": (
-        "Plain generate, prompt lookup, suffix speculation and SSR on the same\nprompts: forwards, cost (forwards "
-        "weighted by what they take), seconds, and whether\nthe tokens are the same.",
+        "Plain generate, prompt lookup, suffix speculation and SSR on the same prompts:\nforwards, cost (forwards "
+        "weighted by what they take), seconds, scores, and whether\nthe tokens are the same.",
         command.add_arguments,
         command.bench_command,
     ),
@@ -80,8 +84,8 @@ SUBCOMMANDS = {
         report.report_command,
     ),
     "whatif": (
-        "The latency that the runs of a bench would have had where forwards take\nother times, beside the limits. "
-        "Without preset or curve: at the bench's own step\ncosts, which must give what was measured.",
+        "The latency that the runs of a bench would have had where forwards take other\ntimes, beside the limits. "
+        "Without preset or curve: at the bench's own step costs,\nbeside what was measured.",
         whatif.add_arguments,
         whatif.whatif_command,
     ),

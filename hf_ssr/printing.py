@@ -21,7 +21,7 @@ def rows_of(metrics, rates: Sequence[str]) -> Iterator[tuple[str, str]]:
     if metrics.thinking_budget is not None:
         yield "thinking budget", f"{metrics.thinking_budget}{' (cut to fit)' if metrics.thinking_budget_capped else ''}"
     stages = [
-        f"{s.draft_tokens} from {s.draft_budget} ({s.ended_by}; {s.accepted_tokens} kept)" for s in metrics.stages
+        f"{s.draft_tokens} from {s.draft_budget} ({s.ended_by}), used for {s.accepted_tokens}" for s in metrics.stages
     ]
     yield "stages (draft from budget)", ", ".join(stages) or "none"
     yield "forwards", _listed(metrics.forwards, "d")

@@ -82,11 +82,19 @@ def test_prompts_from_a_file(tmp_path, capsys):
         (["--int8", "--device", "meta"], "--int8 is for a CPU"),
         (["--methods", "magic"], "'magic' is none of plain"),
         (["--limit", "0"], "--limit must be at least 1"),
-        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--prompts", "nowhere.jsonl"], "argument --prompts: there is no file 'nowhere.jsonl'"),
+        (["--prompts", "empty.jsonl"], "--prompts empty.jsonl is empty"),
+        (["--prompts", "broken.jsonl"], "--prompts broken.jsonl: line 1 is no JSON"),
+        (["--prompts", "other.jsonl"], "--prompts other.jsonl: line 1 has no `prompt`"),
+        (["--out", "empty.jsonl"], "--out must be a folder"),
+        (["--model", "/no/where"], "--model /no/where: there is no such folder"),
         (["--tasks", ""], "nothing to run"),
     ],
 )
-def test_refused(arguments, message, tmp_path, capsys):
+def test_refused(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("empty", ""), ("broken", "{"), ("other", '{"a": 1}')):
+        (tmp_path / f"{name}.jsonl").write_text(text)
     with pytest.raises(SystemExit) as error:
         main(["bench", "--out", str(tmp_path / "out"), *arguments])
     assert error.value.code == 2
@@ -108,7 +116,8 @@ def test_what_is_done_is_kept(error, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(runner, "timed_generate", failing)
     arguments = ["--tasks", "path", "--limit", "3", "--max-new-tokens", "8", "--methods", "ssr", "--out"]
-    assert main(["bench", *arguments, str(tmp_path / "out"), "--json"]) == 0
+    status = main(["bench", *arguments, str(tmp_path / "out"), "--json"])
+    assert status == (130 if isinstance(error, KeyboardInterrupt) else 0)
     runs = lines_of(tmp_path / "out")
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])["path"]
     if isinstance(error, KeyboardInterrupt):

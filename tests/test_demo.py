@@ -101,15 +101,18 @@ def test_demo_without_a_terminal(capsys):
 
 @pytest.mark.parametrize("width", [60, 120])
 def test_demo_on_a_terminal(width, monkeypatch):
-    """The draft grows beside the thought where there is room; the answer is coloured."""
+    """The draft stands beside the thought where there is room, else below it; the answer is coloured."""
     screen = io.StringIO()
     monkeypatch.setattr(
         demo, "Console", lambda **_: Console(file=screen, force_terminal=True, width=width, color_system="standard")
     )
     assert demo.run_demo("ledger", 1, as_json=False) == 0
     shown = screen.getvalue()
-    assert ("meanwhile" in shown) == (width >= demo.WIDE)
-    assert "\x1b[32m" in shown and "the total after" in re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "\x1b[32m" in shown and "the total after" in text
+    titles = text[text.rindex(demo.THINKS) :].splitlines()[0]  # of what stays on the screen
+    assert (demo.DRAFTS in titles) == (width >= demo.WIDE) and f"{demo.DRAFTS} (the longest" in text
+    assert "Start " in text[text.rindex(demo.THINKS) :]  # the whole thought
 
 
 def test_bad_arguments(capsys):

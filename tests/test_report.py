@@ -80,6 +80,9 @@ def test_a_page_of_its_own(folder, tmp_path, capsys):
     )
     assert {event["cat"] for event in events if event["ph"] == "X"} >= {"prefill", "plain", "thinking", "verify"}
     assert "report.html" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "--trace", str(tmp_path / "no" / "where.json")])
+    assert "--trace" in capsys.readouterr().err
 
 
 def test_the_page_says_what_was_measured(folder):
@@ -103,10 +106,16 @@ def test_the_page_says_what_was_measured(folder):
 
 
 @pytest.mark.parametrize("command", ["report", "whatif"])
-def test_no_bench_there(command, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main([command, str(tmp_path)])
-    assert "holds no results of `hf-ssr bench`" in capsys.readouterr().err
+def test_no_bench_there(command, folder, tmp_path, capsys):
+    messages = {None: "holds no results of `hf-ssr bench`", "null": "has no `model`", "{": "is no JSON"}
+    for text, message in messages.items():
+        if text is not None:
+            (tmp_path / "bench.json").write_text(text)
+            (tmp_path / "runs.jsonl").write_text((folder / "runs.jsonl").read_text())
+        with pytest.raises(SystemExit):
+            main([command, str(tmp_path)])
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1 and message in lines[0]
 
 
 def test_own_step_costs_give_what_was_measured():

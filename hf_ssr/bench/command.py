@@ -15,6 +15,7 @@ from accelerate import PartialState
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ..answering import check_folder
 from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..markers import resolved_settings
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = "folder with the data of public benchmarks: all tasks but class, ledger and path need it"
     parser.add_argument("--data", type=Path, metavar="DIR", help=data)
     prompts = "JSON lines with `prompt` and, if you like, `task`, `name`, `prefill` (how the model's turn begins)"
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help=prompts)
+    parser.add_argument("--prompts", type=existing_file, metavar="FILE", help=prompts)
     parser.add_argument("--instruction", default="", metavar="TEXT", help="put before each prompt")
     parser.add_argument("--prefill", default="", metavar="TEXT", help="how the model's turn begins, e.g. '<think>'")
     parser.add_argument(
@@ -75,10 +76,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--thinking-start", metavar="TEXT", help="opens a thought (default: detected; '' = at once)")
     parser.add_argument("--thinking-end", metavar="TEXT", help="closes a thought (default: detected)")
     parser.add_argument("--thinking-budget", type=int, metavar="N", help="most thinking tokens, in every method")
+    parser.add_argument("--forced-close", metavar="TEXT", help="appended when a thought is cut (default: detected)")
     parser.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help="results (default bench)")
     parser.add_argument("--resume", action="store_true", help="go on with the bench in --out where it stopped")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object, last on stdout")
-    parser.add_argument("--replay", metavar="FILE", help="recorded texts, no model: see hf-ssr bench --replay x --help")
+    parser.add_argument("--replay", metavar="FILE", help="recorded texts, no model: has options of its own")
+
+
+def existing_file(text: str) -> Path:
+    """A path, for argparse."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return Path(text)
 
 
 def _names(known):
@@ -107,7 +116,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
         arguments.device = str(state.device)
     model, tokenizer = load_model(arguments)
     prompts = _prompts(arguments, tokenizer, model.device)
-    markers = {"thinking_start": arguments.thinking_start, "thinking_end": arguments.thinking_end}
+    markers = {name: getattr(arguments, name) for name in ("thinking_start", "thinking_end", "forced_close")}
     if markers["thinking_start"] == "":
         markers["thinking_start"] = []
     ssr = resolved_settings(SSRConfig(**markers), tokenizer)
@@ -120,7 +129,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
         _prepare(arguments, _settings(arguments, bench, prompts), bench.methods)
     if state is not None:
         state.wait_for_everyone()
-    bench.run(prompts, arguments.out)
+    is_whole = bench.run(prompts, arguments.out)
     if state is not None:
         state.wait_for_everyone()
         if bench.rank == 0:
@@ -128,7 +137,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
         state.destroy_process_group()
     if bench.rank == 0:
         _report(arguments, model, common)
-    return 0
+    return 0 if is_whole else 130
 
 
 def _report(arguments: argparse.Namespace, model, common: dict[str, Any]) -> None:
@@ -139,8 +148,9 @@ def _report(arguments: argparse.Namespace, model, common: dict[str, Any]) -> Non
     console.width = max(console.width, WIDTH)
     console.print(table_of(summary))
     console.print(
-        f"{len(records)} runs in {arguments.out / RUNS}. 'x': totals of plain / totals here, but work (tokens read): "
-        "here / plain. '95 %': of seconds x, by\nresampling prompts. worst: of one prompt, in seconds.\n"
+        f"{len(records)} runs in {arguments.out / RUNS}; forwards and seconds are sums over prompts and repeats. 'x': "
+        "totals of plain / totals here,\nbut work (tokens read): here / plain. '95 %': of seconds x, by resampling "
+        "prompts. worst: of one prompt, in seconds.\n"
         f"{model.config.model_type}, {str(model.dtype).removeprefix('torch.')}{' int8' * arguments.int8}, "
         f"{model.device}, {torch.get_num_threads()} threads, batch size 1, "
         f"{', '.join(f'{k} {v}' for k, v in common.items() if k != 'do_sample') if common['do_sample'] else 'greedy'}. "
@@ -163,6 +173,8 @@ def load_model(arguments: argparse.Namespace):
         raise ValueError(f"--int8 is for a CPU, but --device is {arguments.device}.")
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    if arguments.model is not None:
+        check_folder(arguments)
     if arguments.model is None:
         model, tokenizer = load_reasoner()
         if arguments.dtype != "auto":
@@ -206,13 +218,18 @@ def _prompts(arguments: argparse.Namespace, tokenizer, device) -> list[Prompt]:
     if arguments.prompts is not None:
         counts: dict[str, int] = {}
         for number, line in enumerate(arguments.prompts.read_text().splitlines()):
-            entry = json.loads(line)
-            if "prompt" not in entry:
+            try:
+                entry = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"--prompts {arguments.prompts}: line {number + 1} is no JSON: {error}.") from None
+            if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
                 raise ValueError(f"--prompts {arguments.prompts}: line {number + 1} has no `prompt`.")
             task = entry.get("task", arguments.prompts.stem)
             counts[task] = counts.get(task, 0) + 1
             if counts[task] <= arguments.limit:
                 add(task, str(entry.get("name", number)), entry["prompt"], entry.get("prefill", ""))
+    if not prompts and arguments.prompts is not None:
+        raise ValueError(f"--prompts {arguments.prompts} is empty: give a line of JSON with `prompt` for each.")
     if not prompts:
         raise ValueError("there is nothing to run: name some --tasks, or give --prompts.")
     return prompts
@@ -227,7 +244,7 @@ def _settings(arguments: argparse.Namespace, bench: Bench, prompts: list[Prompt]
         "hf_ssr": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "machine": f"{machine}, {torch.get_num_threads()} threads" if device.type == "cpu" else machine,
+        "machine": f"{machine}, threads: {torch.get_num_threads()}" if device.type == "cpu" else machine,
         "processes": bench.ranks,
         "model": arguments.model or "tiny-reasoner",
         "gguf_file": arguments.gguf_file,
@@ -238,6 +255,7 @@ def _settings(arguments: argparse.Namespace, bench: Bench, prompts: list[Prompt]
         "generation": bench.common,
         "thinking_end": bench.ssr.get("thinking_end"),
         "thinking_budget": bench.ssr.get("thinking_budget"),
+        "forced_close": bench.ssr.get("forced_close"),
         "prompts": {task: sum(p.task == task for p in prompts) for task in dict.fromkeys(p.task for p in prompts)},
         "checksum": zlib.crc32(texts.encode()),
         "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -255,6 +273,11 @@ def _cpu_name() -> str:
 def _prepare(arguments: argparse.Namespace, settings: dict[str, Any], methods: list[str]) -> None:
     """The folder, empty, or with the prompts that are done."""
     out = arguments.out
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, but {out} is a file: name another.")
+    old = len(read_records(out / RUNS)) if not arguments.resume and (out / RUNS).exists() else 0
+    if old:
+        Console(stderr=True).print(f"replacing {old} runs in {out}: add --resume to go on with a bench instead")
     if arguments.resume:
         check_settings(out, settings)
         parts = [out / RUNS, *sorted(out.glob(f"*-{RUNS}"))]  # of processes that were stopped before they were gathered

@@ -24,6 +24,7 @@ from .tasks import HELD_OUT, TASKS, check, draw
 MAX_NEW_TOKENS = 1500
 REPEATS = 3
 LINES = 12  # of thought and draft, while they are written
+THINKS, DRAFTS = "the model thinks", "its fork drafts the answer"
 WIDE = 80  # columns, for two of them side by side
 
 # where a token came from: its colour, and what to call it
@@ -64,9 +65,9 @@ class _Screen(BaseStreamer):
 
     def _panels(self):
         width = self._live.console.width
-        columns = [("the model thinks", self._thought, "dim")]
+        columns = [(THINKS, self._thought, "dim")]
         if width >= WIDE:
-            columns.append(("meanwhile a fork of it drafts the answer", self._draft, "green"))
+            columns.append((DRAFTS, self._draft, "green"))
         grid = Table.grid(expand=True)
         for _ in columns:
             grid.add_column(ratio=1)
@@ -117,6 +118,10 @@ def run_demo(task: str, seed: int, as_json: bool) -> int:
         ssr_runs.append(timed_generate(model, ids, 0, generation_config=config))
     plain = plain_runs[0]
     parts = split_thinking(ids[0].tolist() + ssr.tokens, config, ids.shape[1])
+    texts = {
+        name: tokenizer.decode(ids, skip_special_tokens=True) for name, ids in zip(parts._fields, parts, strict=True)
+    }
+    draft = tokenizer.decode(max((s.draft for s in ssr.metrics.stages), key=len, default=[]), skip_special_tokens=True)
     report = {
         "task": task,
         "seed": seed,
@@ -126,13 +131,15 @@ def run_demo(task: str, seed: int, as_json: bool) -> int:
         "ssr_forwards": ssr.forwards,
         "plain_seconds": statistics.median(run.seconds for run in plain_runs),
         "ssr_seconds": statistics.median(run.seconds for run in ssr_runs),
+        "prompt": sample.prompt,
+        **texts,
+        "drafts": [tokenizer.decode(s.draft, skip_special_tokens=True) for s in ssr.metrics.stages],
         "metrics": ssr.metrics.to_dict(),
     }
     if as_json:
         print(json.dumps(report))
         return 0
-    if not console.is_terminal:
-        console.print(Panel(tokenizer.decode(parts.thought, skip_special_tokens=True), title="the model thinks"))
+    console.print(_thought_and_draft(console, texts["thought"], draft))
     console.print(_answer_panel(tokenizer, ssr))
     console.print(_legend(ssr))
     console.print(_table(report))
@@ -147,8 +154,24 @@ def _screen(console: Console, tokenizer, config: SSRConfig) -> Iterator[_Screen 
         return
     ends = config.thinking_end
     end_ids = {ids[-1] for ids in (ends if isinstance(ends[0], list) else [ends])}
-    with Live(console=console, refresh_per_second=15) as live:
+    with Live(console=console, refresh_per_second=15, transient=True) as live:  # both are shown whole afterwards
         yield _Screen(tokenizer, end_ids, live)
+
+
+def _thought_and_draft(console: Console, thought: str, draft: str) -> Table:
+    """Side by side where there is room."""
+    panels = [Panel(Text(thought, "dim"), title=THINKS, border_style="dim")]
+    if draft:
+        panels.append(Panel(Text(draft, "green"), title=f"{DRAFTS} (the longest draft)", border_style="dim"))
+    grid = Table.grid(expand=True)
+    if console.width < WIDE:
+        for panel in panels:
+            grid.add_row(panel)
+    else:
+        for _ in panels:
+            grid.add_column(ratio=1)
+        grid.add_row(*panels)
+    return grid
 
 
 def _sources_of_answer(run: Run) -> list[str]:
@@ -161,7 +184,8 @@ def _answer_panel(tokenizer, run: Run) -> Panel:
     for token, source in zip(run.tokens[run.metrics.thinking_tokens :], _sources_of_answer(run), strict=True):
         text.append(tokenizer.decode([token], skip_special_tokens=True), style=SOURCES[source][0])
     text.rstrip()
-    return Panel(text, title="the answer, coloured by where each token came from", padding=(1, 2))
+    blank = len(text.plain) - len(text.plain.lstrip())
+    return Panel(text[blank:], title="the answer, coloured by where each token came from")
 
 
 def _legend(run: Run) -> Table:
@@ -190,6 +214,7 @@ def _table(report: dict) -> Table:
 
 def _summary(run: Run) -> str:
     metrics = run.metrics
+    from_draft = metrics.prefix_accepted + metrics.suffix_accepted["draft"]
     stages = [f"{stage.draft_tokens} tokens after {stage.draft_budget}" for stage in metrics.stages]
     if len(stages) > 3:
         stages = [stages[0], f"... {len(stages)} times in all ...", stages[-1]]
@@ -201,7 +226,9 @@ def _summary(run: Run) -> str:
     )
     return (
         f"The model thought for {metrics.thinking_tokens} tokens.{repeated} Meanwhile a fork of it closed the thought "
-        f"early and {drafted}. Then the model checked what was drafted, many tokens in a forward: "
-        f"{metrics.accepted_tokens} of the answer's {metrics.answer_tokens} tokens it had not to write one by one. "
-        "What it says is what it would have said alone."
+        f"early and {drafted}. Then the model checked what was proposed, many tokens in a forward: "
+        f"{metrics.accepted_tokens} of the answer's {metrics.answer_tokens} tokens it did not have to write one by "
+        f"one, {from_draft} of them from drafts; the others repeated what stood there before. What it says is what it "
+        "would have said alone. How much is proposed depends on what forwards are measured to cost here, so counts "
+        "differ from run to run."
     )

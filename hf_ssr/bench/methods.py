@@ -26,12 +26,12 @@ SSR_SETTINGS: dict[str, dict[str, Any]] = {
 }
 METHODS = {
     "plain": "generate, one token a forward",
-    "plain_static": "generate(cache_implementation='static'), which compiles the model on a GPU",
+    "plain_static": "generate with a static cache; compiled on a GPU",
     "prompt_lookup": f"generate(prompt_lookup_num_tokens={LOOKUP_TOKENS})",
     "suffix_answer": "no fork: suffix speculation in the answer alone",
     "suffix_only": "no fork: suffix speculation in thought and answer",
     "suffix_governed": "the same, as much as pays",
-    "fork": f"one fork at {ONE_BUDGET} thinking tokens; the draft, and suffix matches in it",
+    "fork": f"one fork at {ONE_BUDGET} thinking tokens: its draft, matches in it",
     "fork_suffix": "the same, and suffix matches in thought, prompt and answer",
     "stages": "forks at automatic budgets",
     "ssr_off": "and speculation in the thought: all there is, whatever it costs",
@@ -65,7 +65,7 @@ def arguments_of(
         if method == "plain_static":
             arguments["generation_config"].cache_implementation = "static"
         elif method == "prompt_lookup":
-            arguments["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+            arguments["generation_config"].prompt_lookup_num_tokens = LOOKUP_TOKENS
         if ssr.get("thinking_budget") is not None:
             most = common["max_new_tokens"]
             budget = ThinkingBudgetLogitsProcessor(

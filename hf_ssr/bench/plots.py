@@ -106,6 +106,7 @@ def speedups(records: list[Record], methods: Sequence[str]) -> str:
         axis.axhline(1, color=GREY, linewidth=0.8)
         axis.set_title(task, loc="left")
         axis.set_xlabel("prompts, sorted")
+        axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in axes[len(tasks) :]:
         axis.set_visible(False)
     axes[0].set_ylabel("times as fast as plain")

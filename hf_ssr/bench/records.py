@@ -112,11 +112,23 @@ def read_bench(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     Raises:
         `ValueError`: if the folder holds none.
     """
-    settings = folder / SETTINGS
     records = read_records(folder / RUNS)
-    if not settings.exists() or not records:
+    if not (folder / SETTINGS).exists() or not records:
         raise ValueError(f"{folder} holds no results of `hf-ssr bench`: {SETTINGS} and {RUNS}. Run it with --out.")
-    return json.loads(settings.read_text()), records
+    return _read_settings(folder), records
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}. Run `hf-ssr bench` again.") from None
+    names = ("model", "dtype", "machine", "prompts", "methods", "generation", "repeats", "parameters", "began")
+    missing = [name for name in names if not isinstance(settings, dict) or name not in settings]
+    if missing:
+        raise ValueError(f"{path} has no `{missing[0]}`: it is not of this version. Run `hf-ssr bench` again.")
+    return settings
 
 
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
@@ -126,13 +138,15 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     Raises:
         `ValueError`: if it began with other settings.
     """
-    path = folder / SETTINGS
-    if not path.exists():
+    if not (folder / SETTINGS).exists():
         raise ValueError(f"--resume: there is no bench in {folder}. Leave it out to begin one.")
-    before = json.loads(path.read_text())
-    for name in sorted(set(before) | set(settings)):
-        if name != "began" and before.get(name) != settings.get(name):
+    before = _read_settings(folder)
+    way_out = "Ask for the same, or leave --resume out, which deletes what is there."
+    for name in (name for name in settings if name not in ("began", "checksum")):
+        if before.get(name) != settings[name]:
             raise ValueError(
                 f"--resume: the bench in {folder} began with `{name}` {before.get(name)!r}, which is now "
-                f"{settings.get(name)!r}. Ask for the same, or leave --resume out to begin anew."
+                f"{settings[name]!r}. {way_out}"
             )
+    if before.get("checksum") != settings["checksum"]:
+        raise ValueError(f"--resume: the bench in {folder} began with other prompts of these tasks. {way_out}")

@@ -16,6 +16,7 @@ from ..config import SSRConfig
 from ..families import decode, encode
 from ..markers import ThinkingMarkers, resolve_markers
 from ..thinking import ThinkingState
+from .command import existing_file
 from .reasoner import reasoner_folder
 from .rewriting import POLICIES, Counts, Recording, rewrite
 
@@ -170,7 +171,7 @@ def table_of(summary: Summary) -> Table:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-ssr bench --replay` takes."""
     texts = "JSON lines with `prompt`, `thought`, `answer` and, if you like, `task`, `name`, `drafts`"
-    parser.add_argument("--replay", type=Path, metavar="FILE", required=True, help=texts)
+    parser.add_argument("--replay", type=existing_file, metavar="FILE", required=True, help=texts)
     default = "of the model that wrote them (default: of the small reasoner that comes with hf-ssr)"
     parser.add_argument("--tokenizer", metavar="PATH_OR_ID", help=default)
     parser.add_argument("--limit", type=int, metavar="N", help="texts of each task (default: all)")

@@ -38,11 +38,11 @@ COLUMNS = {
     "cost x": lambda row: f"{row['cost_ratio']:.2f}",
     "work x": lambda row: f"{row['fed_tokens_ratio']:.2f}",
     "seconds x": lambda row: f"{row['seconds_ratio']:.2f}",
+    "same tokens": lambda row: f"{row['same_tokens']:.1%}",
+    "score": lambda row: "" if row["score"] is None else f"{row['score']:.1%}",
     "95 %": lambda row: "{:.2f} to {:.2f}".format(*row["seconds_ratio_interval"]),
     "mean of ratios": lambda row: f"{row['mean_seconds_ratio']:.2f}",
     "worst prompt": lambda row: f"{row['worst_seconds_ratio']:.2f}",
-    "same tokens": lambda row: f"{row['same_tokens']:.1%}",
-    "score": lambda row: "" if row["score"] is None else f"{row['score']:.1%}",
     "loops": lambda row: str(row["loops"] or ""),
     "errors": lambda row: str(row["errors"] or ""),
 }
@@ -145,9 +145,9 @@ def _what_ran(settings: dict[str, Any]) -> str:
     prompts = ", ".join(f"{count} {task}" for task, count in settings["prompts"].items())
     return (
         f"{settings['model']}, {settings['parameters'] / 1e6:,.1f} M parameters, {settings['dtype']}; batch size 1, "
-        f"{sampling}, at most {generation['max_new_tokens']} new tokens. Prompts: {prompts}, {settings['repeats']} "
-        f"repeat(s), methods in turn on each. {settings['machine']}; torch {settings['torch']}, transformers "
-        f"{settings['transformers']}, hf_ssr {settings['hf_ssr']}; begun {settings['began']}."
+        f"{sampling}, at most {generation['max_new_tokens']} new tokens. Prompts: {prompts}, each "
+        f"{settings['repeats']} x, methods in turn on it. {settings['machine']}; torch {settings['torch']}, "
+        f"transformers {settings['transformers']}, hf_ssr {settings['hf_ssr']}; begun {settings['began']}."
     )
 
 
@@ -170,14 +170,25 @@ def _of_ssr(page: Page, records, summary: dict[str, dict[str, Any]], method: str
         if row["ssr"] is not None
     ]
     page.table(["task", "method", *SSR_COLUMNS], rows)
+    page.text(
+        "thinking: the thought, without a child; drafting: with one, in the same forwards; verify: the answer, up to "
+        "the first difference from the draft; speculate: behind that; outside: all that is no forward."
+    )
     page.picture("stages", plots.stage_times(summary))
+    page.text(
+        "prefix: from the draft, up to the first difference; draft: from it, behind that; thought, prompt, answer: "
+        "repeated from there; model: not drafted, a forward each."
+    )
     page.picture("sources", plots.source_shares(summary))
     page.heading("Drafts")
     page.text(f"Of {method}: how often a draft token is kept by its position, and how much of the answer drafts have.")
     page.picture("acceptance", plots.acceptance(summary, method))
     page.picture("overlaps", plots.overlaps(records, method))
     page.heading("Is each stage worth it?")
-    page.text("cost: what the forwards with this child took beyond plain steps, in plain steps.")
+    page.text(
+        "used for: tokens of the answer that were taken from this draft; it may be used more than once. cost: what the "
+        "forwards with this child took beyond plain steps, in plain steps."
+    )
     columns = (("stage", "d"), ("runs", "d"), ("draft_budget", ".0f"), ("draft_tokens", "d"), ("accepted_tokens", "d"))
     columns += (("cost", ".1f"),)
     stages = [
@@ -186,7 +197,7 @@ def _of_ssr(page: Page, records, summary: dict[str, dict[str, Any]], method: str
         if method in methods and methods[method]["ssr"]
         for s in methods[method]["ssr"]["stages"]
     ]
-    page.table(["task", "stage", "runs", "mean budget", "drafted", "kept in the answer", "cost"], stages)
+    page.table(["task", "stage", "runs", "mean budget", "drafted", "used for", "cost"], stages)
     page.heading("Break-even")
     page.text(
         "In the answer: speculation pays above the line. predicted: tokens a forward / its cost; measured: seconds."
@@ -248,6 +259,8 @@ def report_command(arguments: argparse.Namespace) -> int:
         `ValueError`: see `build`.
     """
     folder = arguments.folder
+    if arguments.trace is not None and not arguments.trace.resolve().parent.is_dir():
+        raise ValueError(f"--trace {arguments.trace}: there is no folder {arguments.trace.parent}.")
     page = build(folder)
     head = "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
     body = "\n".join(page.html)

@@ -101,7 +101,8 @@ class Bench:
                         write_lines(out / self._mine(SAMPLES), self._samples(prompt, runs))
                     write_lines(out / self._mine(RUNS), records)
             except KeyboardInterrupt:
-                bar.console.print("interrupted: what was done is kept, and `--resume` goes on")
+                runs = len(read_records(out / self._mine(RUNS)))
+                bar.console.print(f"interrupted: {runs} runs, of whole prompts, are kept, and `--resume` goes on")
                 return False
         return True
 
@@ -111,8 +112,9 @@ class Bench:
     def _warm_up(self, prompt: Prompt) -> None:
         """Caches, kernels, and what SSR measures."""
         short = {**self.common, "max_new_tokens": min(WARM_UP_TOKENS, self.common["max_new_tokens"])}
+        markers = {name: value for name, value in self.ssr.items() if name != "thinking_budget"}
         for method in self.methods:
-            arguments = arguments_of(method, short, self.tokenizer, self.ssr, prompt.ids.shape[1])
+            arguments = arguments_of(method, short, self.tokenizer, markers, prompt.ids.shape[1])
             timed_generate(self.model, prompt.ids, 0, **arguments)
 
     def _turn(self, place: int) -> list[str]:
@@ -184,7 +186,7 @@ class Bench:
         """One prompt of a task written out, to look at: its tokens, where each came from, and every forward."""
         for method, run in runs.items():
             if isinstance(run, Run):
-                pieces = [self.tokenizer.decode([token]) for token in run.tokens]
+                pieces = [self.tokenizer.decode([token], skip_special_tokens=True) for token in run.tokens]
                 metrics = run.metrics
                 yield {
                     "task": prompt.task,

@@ -10,15 +10,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .command import existing_file
 from .methods import METHODS
 from .records import Record, read_bench
 
 # Seconds of a forward over `rows` x `tokens` in plain steps. They are shapes to think with, not measurements.
 PRESETS: dict[str, tuple[str, Callable[[int, int], float]]] = {
     "cpu": ("16 tokens take two plain steps", lambda rows, tokens: 1 + 0.065 * (rows * tokens - 1)),
-    "gpu-launch-bound": ("a small model on a GPU: up to 64 tokens take a plain step", lambda r, t: max(1, r * t / 64)),
+    "gpu-launch-bound": ("small model on a GPU: 64 tokens take one", lambda r, t: max(1, r * t / 64)),
     "gpu-bandwidth-bound": (
-        "a large dense model on a GPU: weights are read once, each token adds 0.4 %",
+        "large dense model on a GPU: each token adds 0.4 %",
         lambda rows, tokens: 1 + 0.004 * (rows * tokens - 1),
     ),
 }
@@ -52,7 +53,7 @@ class Curve:
             return cls({shape: float(value) for shape, value in json.loads(path.read_text()).items()})
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"--curve {path} must be an object such as {{'1x1': 0.02, '1x16': 0.03}}: {error}"
+                f'--curve {path} must be an object such as {{"1x1": 0.02, "1x16": 0.03}}: {error}'
             ) from None
 
     @classmethod
@@ -131,8 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="results of hf-ssr bench")
     costs = parser.add_mutually_exclusive_group()
     costs.add_argument("--preset", choices=list(PRESETS), help="see below")
-    curve = "JSON: seconds by rows x tokens, e.g. {'1x1': 0.02, '1x16': 0.03, '2x1': 0.021}"
-    costs.add_argument("--curve", type=Path, metavar="FILE", help=curve)
+    curve = 'JSON: seconds by rows x tokens, e.g. {"1x1": 0.02, "1x16": 0.03, "2x1": 0.021}'
+    costs.add_argument("--curve", type=existing_file, metavar="FILE", help=curve)
     parser.add_argument("--step", type=float, default=STEP, metavar="S", help=f"seconds of a plain step ({STEP})")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
@@ -163,7 +164,7 @@ def whatif_command(arguments: argparse.Namespace) -> int:
     console.print(
         f"Runs of {settings['model']} ({settings['dtype']}) on {settings['machine']}. "
         + (
-            "At this bench's own step costs: what was measured, if a forward's size tells its time."
+            "At this bench's own step costs. off by: how far a forward's size alone is from telling its time."
             if is_own
             else "Forwards after the prefill only, as they were recorded: with other costs SSR would draft otherwise."
         )
