@@ -9,6 +9,9 @@ from tiny_models import RECURRENT, build, prompt_ids
 from hf_ssr.bench import probe as probing
 from hf_ssr.bench.exactness import plain_steps
 from hf_ssr.bench.probe import main, probe, sentences, table_of
+from hf_ssr.bench.reasoner import load_reasoner
+from hf_ssr.bench.tasks import HELD_OUT, draw
+from hf_ssr.comparing import prompt_ids as prompt_ids_of
 
 STEPS = 48
 
@@ -222,7 +225,8 @@ def test_the_reasoner(dtype, capsys):
     assert main(["--dtype", dtype, "--widths", "2,8", "--json"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
-    assert (report["dtype"], report["steps"], report["prompt_tokens"]) == (dtype, 128, 49)
+    length = prompt_ids_of(load_reasoner()[1], draw("class", HELD_OUT).prompt).shape[1]
+    assert (report["dtype"], report["steps"], report["prompt_tokens"]) == (dtype, 128, length)
     assert len(report["comparisons"]) == 4 and report["law"].startswith("by construction")
     for run in report["comparisons"]:
         assert run["layers"] == 4 and run["relative_difference"] < (1e-4 if dtype == "float32" else 0.2)

@@ -295,7 +295,7 @@ GOOD = {"prompt": "a", "thought": "b", "answer": "c"}
         (json.dumps(GOOD), ["--limit", "0"], "--limit must be at least 1, but is 0"),
         (json.dumps(GOOD), ["--num-draft-tokens", "0"], "--num-draft-tokens must be at least 1"),
         (json.dumps(GOOD), ["--tokenizer", "/nowhere/at/all"], "/nowhere/at/all"),
-        (None, [], "No such file"),
+        (None, [], "there is no file"),
     ],
 )
 def test_refused(line, arguments, message, tmp_path, capsys, monkeypatch):
