@@ -74,7 +74,7 @@ SUBCOMMANDS = {
     ),
     "bench": (
         "Plain generate, prompt lookup, suffix speculation and SSR on the same prompts:\nforwards, cost (forwards "
-        "weighted by what they take), seconds, scores, and whether\nthe tokens are the same.",
+        "weighted by what they take), seconds, scores, and\nwhether the tokens are the same.",
         command.add_arguments,
         command.bench_command,
     ),
@@ -85,7 +85,7 @@ SUBCOMMANDS = {
     ),
     "whatif": (
         "The latency that the runs of a bench would have had where forwards take other\ntimes, beside the limits. "
-        "Without preset or curve: at the bench's own step costs,\nbeside what was measured.",
+        "Without preset or curve: at the bench's own step\ncosts, beside what was measured.",
         whatif.add_arguments,
         whatif.whatif_command,
     ),

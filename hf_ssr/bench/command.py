@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "methods:\n" + "\n".join(f"  {name:<16} {text}" for name, text in METHODS.items())
     parser.epilog += (
-        "\n\nSeveral GPUs or machines share the prompts: accelerate launch -m hf_ssr bench ...\n"
-        "(processes on a CPU: torchrun --nproc-per-node N -m hf_ssr bench ...)"
+        "\n\nSeveral GPUs share the prompts: accelerate launch -m hf_ssr bench ...\n"
+        "(several processes on a CPU: torchrun --nproc-per-node N -m hf_ssr bench ...)"
     )
     parser.add_argument("--model", metavar="PATH_OR_ID", help="default: the small reasoner that comes with hf-ssr")
     add_model_arguments(parser)

@@ -34,9 +34,9 @@ METHODS = {
     "fork": f"one fork at {ONE_BUDGET} thinking tokens: its draft, matches in it",
     "fork_suffix": "the same, and suffix matches in thought, prompt and answer",
     "stages": "forks at automatic budgets",
-    "ssr_off": "and speculation in the thought: all there is, whatever it costs",
+    "ssr_off": "and speculation in the thought: all there is, at any cost",
     "ssr": "the default: all there is, as much as pays",
-    ORACLE: "plain's own answer as the draft: what a perfect one would save",
+    ORACLE: "plain's own answer as the draft: what a perfect one saves",
 }
 
 

@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "presets, in plain steps:\n" + "\n".join(f"  {n:<20} {text}" for n, (text, _) in PRESETS.items())
     parser.add_argument("folder", type=Path, metavar="DIR", help="results of hf-ssr bench")
     costs = parser.add_mutually_exclusive_group()
-    costs.add_argument("--preset", choices=list(PRESETS), help="see below")
+    costs.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help="see below")
     curve = 'JSON: seconds by rows x tokens, e.g. {"1x1": 0.02, "1x16": 0.03, "2x1": 0.021}'
     costs.add_argument("--curve", type=existing_file, metavar="FILE", help=curve)
     parser.add_argument("--step", type=float, default=STEP, metavar="S", help=f"seconds of a plain step ({STEP})")
