@@ -3,18 +3,15 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from .bench.reasoner import reasoner_folder
 from .comparing import Run, difference_between, print_comparison, prompt_ids, run_plain, run_ssr, warm_up
 from .config import SSRConfig
+from .loading import add_model_arguments, load_model, load_tokenizer
 from .markers import resolve_markers
-from .terminal import Parser, fail
+from .terminal import Parser, existing_file, fail
 from .thinking import split_thinking
 from .version import __version__
 
@@ -43,9 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     model = parser.add_argument_group("model")
     shipped = "a folder, or an id on the Hub (default: the small reasoner of `hf-ssr demo`, which knows its tasks only)"
     model.add_argument("--model", metavar="PATH_OR_ID", help=shipped)
-    model.add_argument("--gguf-file", metavar="F", help="GGUF file in the model's folder or repository")
-    model.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
-    model.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
+    add_model_arguments(model)
     model.add_argument("--prefill", default="", metavar="TEXT", help="how the model's turn begins, e.g. '<think>'")
     ssr = parser.add_argument_group("drafting")
     budgets = "thinking tokens after which to fork, 'auto' (default: as the thought grows), or '' = never"
@@ -56,7 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     ssr.add_argument("--num-draft-tokens", type=int, metavar="N", help="most draft tokens in a forward (default 16)")
     ssr.add_argument(
-        "--prediction", metavar="FILE", help="a draft of the answer that you have, e.g. the text to be edited"
+        "--prediction",
+        type=existing_file,
+        metavar="FILE",
+        help="a draft of the answer that you have, e.g. the text to be edited",
     )
     thought = parser.add_argument_group("thought")
     budget = "most thinking tokens; then the close is forced. The only option here that changes the tokens"
@@ -104,18 +102,17 @@ def answer_command(argv: list[str]) -> int:
         if not arguments.prompt.strip():
             raise ValueError("the prompt is empty: say what to ask.")
         if arguments.model is None:
-            arguments.model = str(reasoner_folder())
             print(
                 "hf-ssr: no --model, so the small reasoner answers, which knows its three tasks only: see hf-ssr demo",
                 file=sys.stderr,
             )
-        tokenizer = _load_tokenizer(arguments)
+        if not sys.stderr.isatty():
+            logging.disable_progress_bar()  # stderr is for the thought
+        tokenizer = load_tokenizer(arguments)
         _settle_markers(config, tokenizer)
         if arguments.prediction:
-            config.prediction_ids = tokenizer(
-                Path(arguments.prediction).read_text(), add_special_tokens=False
-            ).input_ids
-        model = _load_model(arguments)
+            config.prediction_ids = tokenizer(arguments.prediction.read_text(), add_special_tokens=False).input_ids
+        model = load_model(arguments)
         ids = prompt_ids(tokenizer, arguments.prompt, arguments.prefill).to(model.device)
         if arguments.compare:
             warm_up(model, ids)
@@ -137,47 +134,6 @@ def _text_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     if given and not arguments.sample:
         raise ValueError(f"--{given[0].replace('_', '-')} is for sampling: add --sample.")
     return {"max_new_tokens": arguments.max_new_tokens, "do_sample": arguments.sample, **sampling}
-
-
-def check_folder(arguments: argparse.Namespace) -> None:
-    """
-    Whether `--model`, where it is a folder, holds what `--gguf-file` and `--dtype` ask for.
-
-    Raises:
-        `ValueError`: if it does not.
-    """
-    folder = Path(arguments.model)
-    is_path = folder.is_absolute() or arguments.model.startswith(".") or arguments.model.count("/") > 1
-    if is_path and not folder.is_dir():
-        raise ValueError(f"--model {arguments.model}: there is no such folder.")
-    if arguments.gguf_file is None and folder.is_dir() and not (folder / "config.json").exists():
-        found = sorted(path.name for path in folder.glob("*.gguf"))
-        hint = f": add --gguf-file {found[0]}" if found else ""
-        raise ValueError(f"--model {arguments.model}: the folder has no config.json{hint}.")
-    if arguments.gguf_file and folder.is_dir() and not (folder / arguments.gguf_file).exists():
-        raise ValueError(f"--gguf-file {arguments.gguf_file}: not in {arguments.model}.")
-    if arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
-        raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
-
-
-def _load_tokenizer(arguments: argparse.Namespace):
-    check_folder(arguments)
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()  # stderr is for the thought
-    return AutoTokenizer.from_pretrained(arguments.model, **_gguf(arguments))
-
-
-def _load_model(arguments: argparse.Namespace):
-    dtype = torch.float32 if arguments.gguf_file and arguments.dtype == "auto" else arguments.dtype
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, **_gguf(arguments))
-    try:
-        return model.to(arguments.device).eval()
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {arguments.device}: {str(error).splitlines()[0]}") from None
-
-
-def _gguf(arguments: argparse.Namespace) -> dict[str, str]:
-    return {"gguf_file": arguments.gguf_file} if arguments.gguf_file else {}
 
 
 def _settle_markers(config: SSRConfig, tokenizer) -> None:

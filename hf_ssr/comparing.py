@@ -3,6 +3,7 @@
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,10 +99,15 @@ def run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> Run:
     return timed_generate(model, ids, seed, generation_config=plain, logits_processor=processors)
 
 
+def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(tokens, others, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(others)))
+
+
 def difference_between(model, tokenizer, ids, run: Run, plain: Run) -> dict[str, Any] | None:
     """Where two runs first part, and how far the model's scores of the two tokens lie apart there."""
-    pairs = zip(run.tokens, plain.tokens, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(run.tokens), len(plain.tokens)))
+    place = agreeing(run.tokens, plain.tokens)
     if place == len(run.tokens) == len(plain.tokens):
         return None
     difference: dict[str, Any] = {"position": place}

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -25,6 +26,13 @@ def fail(message: str) -> NoReturn:
     """One line on stderr, exit status 2."""
     print(f"hf-ssr: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2)
+
+
+def existing_file(text: str) -> Path:
+    """A type of argparse: the path of a file that is there."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return Path(text)
 
 
 class _TextTo(TextStreamer):

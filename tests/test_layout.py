@@ -12,7 +12,7 @@ PACKAGE = Path(hf_ssr.__file__).parent
 MODULES = {path.stem: path for path in PACKAGE.glob("*.py")}
 # Each may import from lower lines and, within "the rest", from anything that does not import it back.
 LEVELS = [
-    ["__init__", "__main__", "hub", "cli", "answering", "comparing", "terminal", "bench"],
+    ["__init__", "__main__", "hub", "cli", "answering", "loading", "comparing", "terminal", "bench"],
     ["generate"],
     ["decoding"],
     ["preparing"],
@@ -23,7 +23,7 @@ LEVELS = [
     ["drafting"],
     ["target"],
 ]
-NOT_SHIPPED = {"__init__", "__main__", "hub", "cli", "answering", "comparing", "terminal", "version"}
+NOT_SHIPPED = {"__init__", "__main__", "hub", "cli", "answering", "loading", "comparing", "terminal", "version"}
 
 
 def level(module: str) -> int:

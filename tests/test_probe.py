@@ -8,9 +8,10 @@ from tiny_models import RECURRENT, build, prompt_ids
 
 from hf_ssr.bench import probe as probing
 from hf_ssr.bench.exactness import plain_steps
-from hf_ssr.bench.probe import main, probe, sentences, table_of
+from hf_ssr.bench.probe import probe, sentences, table_of
 from hf_ssr.bench.reasoner import load_reasoner
 from hf_ssr.bench.tasks import HELD_OUT, draw
+from hf_ssr.cli import main
 from hf_ssr.comparing import prompt_ids as prompt_ids_of
 
 STEPS = 48
@@ -222,7 +223,7 @@ def test_a_text_that_ends_early():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reasoner(dtype, capsys):
-    assert main(["--dtype", dtype, "--widths", "2,8", "--json"]) == 0
+    assert main(["probe", "--dtype", dtype, "--widths", "2,8", "--json"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     length = prompt_ids_of(load_reasoner()[1], draw("class", HELD_OUT).prompt).shape[1]
@@ -237,7 +238,7 @@ def test_the_reasoner(dtype, capsys):
 
 
 def test_the_table_has_all_runs(capsys):
-    assert main(["--widths", "32", "--prompt", "Keep the ledger of Paula from 26.\n1 lunch: +10"]) == 0
+    assert main(["probe", "--widths", "32", "--prompt", "Keep the ledger of Paula from 26.\n1 lunch: +10"]) == 0
     out = capsys.readouterr().out
     assert "…" not in out and "blocks of 32" in out and "two rows, steps" in out and "single steps, again" in out
     report = probe(build("qwen3"), prompt_ids(), STEPS, (2, 4))
@@ -262,7 +263,7 @@ def test_the_table_has_all_runs(capsys):
 def test_refused(arguments, message, capsys, monkeypatch):
     monkeypatch.setattr(probing, "plain_steps", lambda *_: pytest.fail("work has begun"))
     with pytest.raises(SystemExit) as error:
-        main(arguments)
+        main(["probe", *arguments])
     assert error.value.code == 2 and message in " ".join(capsys.readouterr().err.split())
 
 

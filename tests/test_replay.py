@@ -13,9 +13,10 @@ import hf_ssr.decoding
 import hf_ssr.scheduling
 from hf_ssr import SSRConfig, split_thinking
 from hf_ssr.bench.reasoner import load_reasoner, reasoner_folder
-from hf_ssr.bench.replay import main, recorded, replay
+from hf_ssr.bench.replay import recorded, replay
 from hf_ssr.bench.rewriting import POLICIES, Recording, rewrite
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, draw
+from hf_ssr.cli import main
 from hf_ssr.comparing import prompt_ids
 from hf_ssr.costs import GuessedCosts
 
@@ -240,7 +241,7 @@ def test_the_summary(reasoner, tmp_path, capsys):
     texts[1] |= {"drafts": ["a b c d e", "f"], "task": "path", "name": "x"}
     texts[2] |= {"task": "path"}
     path = written(tmp_path / "mine.jsonl", *texts)
-    assert main(["--replay", str(path), "--tokenizer", str(folder), "--json", "--num-draft-tokens", "4"]) == 0
+    assert main(["bench", "--replay", str(path), "--tokenizer", str(folder), "--json", "--num-draft-tokens", "4"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert report["num_draft_tokens"] == 4 and list(report["tasks"]) == ["mine", "path"]
@@ -263,7 +264,7 @@ def test_the_summary(reasoner, tmp_path, capsys):
     alone = [rewrite(recording, ALL, "off", 4)["answer"] for recording in recordings[1:]]
     assert both.forwards == sum(counts.forwards for counts in alone)
     assert both.cost == pytest.approx(sum(counts.cost for counts in alone))
-    assert main(["--replay", str(path), "--limit", "1", "--json"]) == 0
+    assert main(["bench", "--replay", str(path), "--limit", "1", "--json"]) == 0
     limited = json.loads(capsys.readouterr().out)["tasks"]
     assert limited["path"]["answer"]["all"]["off"]["texts"] == 1
 
@@ -304,5 +305,5 @@ def test_refused(line, arguments, message, tmp_path, capsys, monkeypatch):
     if line is not None:
         path.write_text(line)
     with pytest.raises(SystemExit) as error:
-        main(["--replay", str(path), *arguments])
+        main(["bench", "--replay", str(path), *arguments])
     assert error.value.code == 2 and message in " ".join(capsys.readouterr().err.split())

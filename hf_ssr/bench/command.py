@@ -13,16 +13,15 @@ import torch
 import transformers
 from accelerate import PartialState
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..answering import check_folder
 from ..comparing import prompt_ids
 from ..config import SSRConfig
+from ..loading import add_model_arguments, load_model, load_tokenizer
 from ..markers import resolved_settings
+from ..terminal import existing_file
 from ..version import __version__
 from .int8 import parameters_of, to_int8
 from .methods import METHODS
-from .reasoner import load_reasoner
 from .records import RUNS, SAMPLES, SETTINGS, check_settings, read_lines, read_records, whole_groups, write_lines
 from .runner import Bench, Prompt, gather
 from .suite import SUITE, load
@@ -33,12 +32,10 @@ WIDTH = 120  # columns of the table
 DEFAULT_METHODS = "plain,prompt_lookup,suffix_only,ssr"
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how it is loaded."""
-    parser.add_argument("--gguf-file", metavar="F", help="GGUF file in the model's folder or repository")
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, float16; auto = as stored (default)")
+def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the model is loaded, and on what it runs."""
+    add_model_arguments(parser)
     parser.add_argument("--int8", action="store_true", help="weights of linear layers rounded to 8 bits (on a CPU)")
-    parser.add_argument("--device", default="cpu", help="where the model runs, e.g. cuda (default cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="of PyTorch on a CPU")
 
 
@@ -51,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(several processes on a CPU: torchrun --nproc-per-node N -m hf_ssr bench ...)"
     )
     parser.add_argument("--model", metavar="PATH_OR_ID", help="default: the small reasoner that comes with hf-ssr")
-    add_model_arguments(parser)
+    add_machine_arguments(parser)
     tasks = f"of {', '.join(SUITE)}, with commas between (default: {','.join(TASKS)}; none beside --prompts)"
     parser.add_argument("--tasks", type=_names(SUITE), metavar="A,B", help=tasks)
     data = "folder with the data of public benchmarks: all tasks but class, ledger and path need it"
@@ -83,13 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", metavar="FILE", help="recorded texts, no model: has options of its own")
 
 
-def existing_file(text: str) -> Path:
-    """A path, for argparse."""
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
-    return Path(text)
-
-
 def _names(known):
     def parse(text: str) -> list[str]:
         names = [name for name in text.split(",") if name]
@@ -114,7 +104,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
     state = PartialState(cpu=arguments.device == "cpu") if "WORLD_SIZE" in os.environ else None
     if state is not None and arguments.device != "cpu":
         arguments.device = str(state.device)
-    model, tokenizer = load_model(arguments)
+    model, tokenizer = model_of(arguments)
     prompts = _prompts(arguments, tokenizer, model.device)
     markers = {name: getattr(arguments, name) for name in ("thinking_start", "thinking_end", "forced_close")}
     if markers["thinking_start"] == "":
@@ -160,36 +150,21 @@ def _report(arguments: argparse.Namespace, model, common: dict[str, Any]) -> Non
         print(json.dumps(summary))
 
 
-def load_model(arguments: argparse.Namespace):
+def model_of(arguments: argparse.Namespace):
     """
     The model and the tokenizer that were asked for.
 
     Raises:
         `ValueError`, `OSError`: for what does not fit.
     """
-    if arguments.dtype != "auto" and not isinstance(getattr(torch, arguments.dtype, None), torch.dtype):
-        raise ValueError(f"--dtype must be a torch dtype such as float32, but is {arguments.dtype!r}.")
     if arguments.int8 and torch.device(arguments.device).type != "cpu":
         raise ValueError(f"--int8 is for a CPU, but --device is {arguments.device}.")
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    if arguments.model is not None:
-        check_folder(arguments)
-    if arguments.model is None:
-        model, tokenizer = load_reasoner()
-        if arguments.dtype != "auto":
-            model = model.to(getattr(torch, arguments.dtype))
-    else:
-        gguf = {"gguf_file": arguments.gguf_file} if arguments.gguf_file else {}
-        dtype = "float32" if arguments.gguf_file and arguments.dtype == "auto" else arguments.dtype
-        tokenizer = AutoTokenizer.from_pretrained(arguments.model, **gguf)
-        model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, **gguf).eval()
+    tokenizer, model = load_tokenizer(arguments), load_model(arguments)
     if arguments.int8:
         to_int8(model)
-    try:
-        return model.to(arguments.device), tokenizer
-    except (RuntimeError, AssertionError) as error:  # no such device
-        raise ValueError(f"--device {arguments.device}: {str(error).splitlines()[0]}") from None
+    return model, tokenizer
 
 
 def _sampling(arguments: argparse.Namespace, model) -> dict[str, Any]:

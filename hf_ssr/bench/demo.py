@@ -19,6 +19,7 @@ from ..comparing import Run, prompt_ids, run_plain, timed_generate
 from ..config import SSRConfig
 from ..thinking import split_thinking
 from .reasoner import load_reasoner
+from .sources import SOURCES, sources_of
 from .tasks import HELD_OUT, TASKS, check, draw
 
 MAX_NEW_TOKENS = 1500
@@ -26,16 +27,6 @@ REPEATS = 3
 LINES = 12  # of thought and draft, while they are written
 THINKS, DRAFTS = "the model thinks", "its fork drafts the answer"
 WIDE = 80  # columns, for two of them side by side
-
-# where a token came from: its colour, and what to call it
-SOURCES = {
-    "prefix": ("green", "from the draft, as it stood"),
-    "draft": ("cyan", "from the draft, past a mismatch"),
-    "thought": ("yellow", "copied from the thought"),
-    "prompt": ("magenta", "copied from the prompt"),
-    "answer": ("blue", "repeated from the answer"),
-    "model": ("bold red", "by the model, a forward each"),
-}
 
 
 class _Screen(BaseStreamer):
@@ -175,14 +166,13 @@ def _thought_and_draft(console: Console, thought: str, draft: str) -> Table:
 
 
 def _sources_of_answer(run: Run) -> list[str]:
-    sources = [source for source, count in run.metrics.spans for _ in range(count)]
-    return sources[run.metrics.thinking_tokens :]
+    return sources_of(run.metrics.spans)[run.metrics.thinking_tokens :]
 
 
 def _answer_panel(tokenizer, run: Run) -> Panel:
     text = Text()
     for token, source in zip(run.tokens[run.metrics.thinking_tokens :], _sources_of_answer(run), strict=True):
-        text.append(tokenizer.decode([token], skip_special_tokens=True), style=SOURCES[source][0])
+        text.append(tokenizer.decode([token], skip_special_tokens=True), style=SOURCES[source].style)
     text.rstrip()
     blank = len(text.plain) - len(text.plain.lstrip())
     return Panel(text[blank:], title="the answer, coloured by where each token came from")
@@ -191,7 +181,7 @@ def _answer_panel(tokenizer, run: Run) -> Panel:
 def _legend(run: Run) -> Table:
     sources = _sources_of_answer(run)
     legend = Table.grid(padding=(0, 2))
-    for source, (style, meaning) in SOURCES.items():
+    for source, (style, _, meaning) in SOURCES.items():
         count = sources.count(source)
         if count:
             legend.add_row(Text("■", style), f"{count}", f"{count / len(sources):.0%}", Text(meaning, style))

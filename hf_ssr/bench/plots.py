@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any
 
 from .records import Record
+from .sources import SOURCES
 
 INK = "#010203"  # stands for the page's own colour
 GREY = "#888888"
@@ -30,15 +31,6 @@ PHASE_COLOURS = {
     "verify": "#2a9d8f",
     "speculate": "#c9a227",
     "outside": "#b5539c",
-}
-# where a token came from: its colour, and what to call it
-SOURCE_COLOURS = {
-    "prefix": ("#2a9d8f", "draft, as it stood"),
-    "draft": ("#3b7dd8", "draft, past a mismatch"),
-    "thought": ("#c9a227", "thought"),
-    "prompt": ("#b5539c", "prompt"),
-    "answer": ("#6a5acd", "answer"),
-    "model": ("#d1495b", "the model, a forward each"),
 }
 
 
@@ -152,7 +144,7 @@ def stage_times(summary: dict[str, dict[str, Any]]) -> str:
 @_styled
 def source_shares(summary: dict[str, dict[str, Any]]) -> str:
     """Where the answer's tokens come from."""
-    names, parts = [], {source: [] for source in SOURCE_COLOURS}
+    names, parts = [], {source: [] for source in SOURCES}
     for task, methods in summary.items():
         for method, row in methods.items():
             ssr = row["ssr"]
@@ -166,7 +158,7 @@ def source_shares(summary: dict[str, dict[str, Any]]) -> str:
     return _bars(
         names,
         parts,
-        {name: colour for name, (colour, _) in SOURCE_COLOURS.items()},
+        {name: source.colour for name, source in SOURCES.items()},
         "share of the answer's tokens, by source",
         "sources",
     )

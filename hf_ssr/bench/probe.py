@@ -1,8 +1,7 @@
-"""How exact is a model on this machine? Blocks, and two rows, against single steps: `python -m hf_ssr.bench.probe`."""
+"""How exact is a model on this machine? Blocks, and two rows, against single steps."""
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
@@ -12,7 +11,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ..comparing import prompt_ids
-from .command import WIDTH, add_model_arguments, load_model
+from .command import WIDTH, add_machine_arguments, model_of
 from .exactness import Comparison, Reader, Report, Steps, plain_steps
 from .tasks import HELD_OUT, draw
 
@@ -193,7 +192,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-ssr probe` takes."""
     default = "a folder, or an id on the Hub (default: the small reasoner that comes with hf-ssr)"
     parser.add_argument("model", nargs="?", metavar="MODEL", help=default)
-    add_model_arguments(parser)
+    add_machine_arguments(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="what to ask (default: a task of the small reasoner)")
     steps = f"tokens to compare, at least {LEAST_STEPS} (default {LEAST_STEPS})"
     parser.add_argument("--steps", type=int, default=LEAST_STEPS, metavar="N", help=steps)
@@ -218,7 +217,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--widths must be from 2 to --steps ({arguments.steps}), but {value}.")
     if arguments.prompt is not None and not arguments.prompt.strip():
         raise ValueError("--prompt is empty: say what to ask.")
-    model, tokenizer = load_model(arguments)
+    model, tokenizer = model_of(arguments)
     prompt = draw("class", HELD_OUT).prompt if arguments.prompt is None else arguments.prompt
     ids = prompt_ids(tokenizer, prompt).to(model.device)
     progress = Console(stderr=True)
@@ -237,17 +236,3 @@ def probe_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"model": arguments.model or "tiny-reasoner", **report.to_dict()}))
     return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`python -m hf_ssr.bench.probe`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m hf_ssr.bench.probe", description=__doc__)
-    add_arguments(parser)
-    try:
-        return probe_command(parser.parse_args(argv))
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

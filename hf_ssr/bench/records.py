@@ -24,7 +24,8 @@ class Record:
         score (`float`, *optional*): of the answer, from 0 to 1, by the task's rule.
         forwards (`int`): of the model, the prefill among them.
         fed_tokens (`int`): places that these read, the prefill's not counted: work, where forwards are none.
-        cost (`float`): forwards after the prefill, each weighted by what its size took, in plain steps of this prompt.
+        cost (`float`, *optional*): forwards after the prefill, each weighted by what its size took, in plain steps of
+            this prompt, if plain was run.
         seconds, prefill_seconds (`float`): the whole call; its first forward.
         shapes (`dict[str, list]`): forwards after the prefill by rows x tokens: how many, and their seconds.
         overlaps (`list[list]`): of each draft: thinking tokens before the fork; the share of the answer that it gets
@@ -47,7 +48,7 @@ class Record:
     score: float | None = None
     forwards: int = 0
     fed_tokens: int = 0
-    cost: float = 0.0
+    cost: float | None = 0.0
     seconds: float = 0.0
     prefill_seconds: float = 0.0
     shapes: dict[str, list] = field(default_factory=dict, repr=False)

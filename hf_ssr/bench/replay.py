@@ -1,8 +1,7 @@
-"""What texts that were recorded would have taken with SSR, without their model: `python -m hf_ssr.bench.replay`."""
+"""What texts that were recorded would have taken with SSR, without their model."""
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..families import decode, encode
 from ..markers import ThinkingMarkers, resolve_markers
+from ..terminal import existing_file
 from ..thinking import ThinkingState
-from .command import existing_file
 from .reasoner import reasoner_folder
 from .rewriting import POLICIES, Counts, Recording, rewrite
 
@@ -216,17 +215,3 @@ def replay_command(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps({"tokenizer": folder, "num_draft_tokens": arguments.num_draft_tokens, "tasks": shown}))
     return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`python -m hf_ssr.bench.replay`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m hf_ssr.bench.replay", description=__doc__)
-    add_arguments(parser)
-    try:
-        return replay_command(parser.parse_args(argv))
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,6 +10,7 @@ from typing import Any
 from . import plots
 from .methods import METHODS, ORACLE, SSR_SETTINGS
 from .records import SAMPLES, read_bench, read_lines
+from .sources import SOURCES, sources_of
 from .summary import summarize
 
 STYLE = """
@@ -94,15 +95,15 @@ class Page:
 
     def coloured(self, sample: dict[str, Any]) -> None:
         """An answer, coloured by where each token came from; not in the Markdown."""
-        sources = [source for source, count in sample["spans"] for _ in range(count)]
+        sources = sources_of(sample["spans"])
         begin = sample["thinking_tokens"]
         pieces = []
         for piece, source in zip(sample["pieces"][begin:], sources[begin:], strict=True):
-            colour = plots.SOURCE_COLOURS[source][0]
+            colour = SOURCES[source].colour
             pieces.append(f'<span style="border-color:{colour}">{html.escape(piece)}</span>')
         key = "".join(
-            f'<span style="border-color:{colour}">{html.escape(text)}</span>'
-            for colour, text in plots.SOURCE_COLOURS.values()
+            f'<span style="border-color:{source.colour}">{html.escape(source.meaning)}</span>'
+            for source in SOURCES.values()
         )
         self.html.append(f'<p class="key">{key}</p><pre>{"".join(pieces)}</pre>')
 

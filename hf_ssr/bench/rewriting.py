@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..comparing import agreeing
 from ..config import SSRConfig
 from ..costs import GuessedCosts, StepCosts
 from ..drafter_suffix import SuffixDrafter
@@ -193,7 +194,7 @@ class Rewriting:
         draft = self._drafter.propose(self._num_draft_tokens) if needs_forward else Draft()
         draft = self._governor.fitted(draft, lambda length: (1, 1 + length))
         coming = self._recording.new[begin : min(end, begin + self._num_draft_tokens)]
-        kept = _agreeing(draft.ids, coming)
+        kept = agreeing(draft.ids, coming)
         most = self._most(kept, coming)
         grown = min(most + 1, end - begin)
         record = self._drafter.record
@@ -269,9 +270,3 @@ def rewrite(recording: Recording, sources: Sequence[str], policy: str, num_draft
     if policy == "perfect source":
         return PerfectRewriting(recording, sources, num_draft_tokens).run()
     return Rewriting(recording, sources, policy, num_draft_tokens).run()
-
-
-def _agreeing(draft: Sequence[int], coming: Sequence[int]) -> int:
-    """Tokens at the beginning of both."""
-    pairs = zip(draft, coming, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(coming)))

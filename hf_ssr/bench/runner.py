@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..comparing import Run, difference_between, timed_generate
+from ..comparing import Run, agreeing, difference_between, timed_generate
 from ..config import SSRConfig
 from ..thinking import split_thinking
 from .methods import ORACLE, arguments_of
@@ -161,7 +161,7 @@ class Bench:
             for rows, tokens, seconds in run.shapes[1:]:
                 shape = record.shapes.setdefault(f"{rows}x{tokens}", [0, 0.0])
                 shape[0], shape[1] = shape[0] + 1, shape[1] + seconds
-            record.cost = sum(seconds for _, _, seconds in run.shapes[1:]) / step if step else float("nan")
+            record.cost = sum(seconds for _, _, seconds in run.shapes[1:]) / step if step else None
             record.loops = loops(run.tokens) and len(run.tokens) >= self.common["max_new_tokens"]
             record.peak_memory = run.peak_memory
             if run.metrics is not None:
@@ -196,7 +196,6 @@ class Bench:
                     "thinking_tokens": len(run.tokens) - len(self._parts(prompt, run).answer),
                     "spans": metrics.spans if metrics is not None else [["model", len(pieces)]],
                     "timeline": metrics.timeline if metrics is not None else _timeline(run),
-                    "stages": metrics.to_dict()["stages"] if metrics is not None else [],
                 }
 
 
@@ -229,11 +228,8 @@ def overlap(draft: list[int], answer: list[int]) -> tuple[float, float]:
     """The share of the answer that a draft gets right up to the first difference, and by runs in common."""
     if not answer:
         return 0.0, 0.0
-    same = next(
-        (i for i, (a, b) in enumerate(zip(draft, answer, strict=False)) if a != b), min(len(draft), len(answer))
-    )
     blocks = SequenceMatcher(None, draft, answer, autojunk=False).get_matching_blocks()
-    return same / len(answer), sum(block.size for block in blocks) / len(answer)
+    return agreeing(draft, answer) / len(answer), sum(block.size for block in blocks) / len(answer)
 
 
 def gather(out: Path, methods: list[str], ranks: int, order: list[tuple[str, str]]) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from .tasks import HELD_OUT, check, classeval, draw, gsm8k, humaneval, longproc, spec_bench
+from .tasks import HELD_OUT, TASKS, check, classeval, draw, gsm8k, humaneval, longproc, spec_bench
 from .tasks.rows import Item
 
 
@@ -37,7 +37,7 @@ class _OfReasoner:
 
 
 SUITE: dict[str, Task] = {
-    **{family: _OfReasoner(family) for family in ("class", "ledger", "path")},
+    **{family: _OfReasoner(family) for family in TASKS},
     "humaneval": humaneval,
     "classeval": classeval,
     "longproc": longproc,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .command import existing_file
+from ..terminal import existing_file
 from .methods import METHODS
 from .records import Record, read_bench
 

@@ -12,12 +12,12 @@ alignment (`difflib.SequenceMatcher` on token ids).
 import argparse
 import json
 import time
-from difflib import SequenceMatcher
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from hf_ssr.bench.runner import overlap
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, Sample, check, draw
 from hf_ssr.growable_layer import grow_in_place
 
@@ -75,18 +75,6 @@ class Reasoner:
         return check(sample, self.tokenizer.decode(answer))
 
 
-def prefix_share(draft: list[int], final: list[int]) -> float:
-    """The share of `final` that `draft` has right before their first difference."""
-    same = next((i for i, (a, b) in enumerate(zip(draft, final, strict=False)) if a != b), min(len(draft), len(final)))
-    return same / len(final)
-
-
-def aligned_share(draft: list[int], final: list[int]) -> float:
-    """The share of `final` that lies in blocks it has in common with `draft`, in the same order."""
-    blocks = SequenceMatcher(None, draft, final, autojunk=False).get_matching_blocks()
-    return sum(block.size for block in blocks) / len(final)
-
-
 def evaluate(reasoner: Reasoner, task: str, count: int, budget_count: int, first_seed: int) -> dict:
     """The figures of one family, by budget on the first `budget_count` tasks."""
     samples = [draw(task, first_seed + i) for i in range(count)]
@@ -104,11 +92,11 @@ def evaluate(reasoner: Reasoner, task: str, count: int, budget_count: int, first
     for budget in BUDGETS:
         kept = [thought[: len(thought) * budget // 100] for thought, _ in pairs[:budget_count]]
         drafts = reasoner.generate([[*p, *t, *reasoner.close] for p, t in zip(prompts, kept, strict=False)])
-        rows = [(draft, final) for draft, (_, final) in zip(drafts, pairs, strict=False) if final]
+        shares = [overlap(draft, final) for draft, (_, final) in zip(drafts, pairs, strict=False) if final]
         by_budget[str(budget)] = {
             "right": sum(map(reasoner.is_right, samples, drafts)) / len(drafts),
-            "prefix": sum(prefix_share(draft, final) for draft, final in rows) / len(rows),
-            "aligned": sum(aligned_share(draft, final) for draft, final in rows) / len(rows),
+            "prefix": sum(prefix for prefix, _ in shares) / len(shares),
+            "aligned": sum(aligned for _, aligned in shares) / len(shares),
         }
     wrong = [first_seed + i for i, ok in enumerate(right) if not ok]
     figures = {"tasks": count, "right": sum(right), "accuracy": sum(right) / count, "wrong_seeds": wrong}
