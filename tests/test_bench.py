@@ -13,10 +13,12 @@ from hf_ssr import SSRConfig
 from hf_ssr.bench import runner
 from hf_ssr.bench.int8 import Int8Linear, parameters_of, to_int8
 from hf_ssr.bench.methods import METHODS, SSR_SETTINGS, arguments_of
-from hf_ssr.bench.records import Record, read_bench
-from hf_ssr.bench.runner import loops, overlap
-from hf_ssr.bench.summary import pooled, summarize
+from hf_ssr.bench.reasoner import load_reasoner
+from hf_ssr.bench.records import Record, read_bench, read_records
+from hf_ssr.bench.runner import Bench, Prompt, loops, overlap
+from hf_ssr.bench.summary import pooled, stages_of, summarize
 from hf_ssr.cli import main
+from hf_ssr.markers import resolved_settings
 
 
 def lines_of(folder) -> list[dict]:
@@ -156,6 +158,9 @@ def test_resumed(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         bench(out, "--repeats", "3", "--resume")
     assert "`repeats` 2, which is now 3" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench(out, "--repeats", "2", "--instruction", "Now. ", "--resume")
+    assert "began with other prompts of these tasks" in capsys.readouterr().err
     assert len(lines_of(out)) == 12  # nothing lost
     assert bench(out) == 0 and len(lines_of(out)) == 6  # without --resume it begins anew
 
@@ -201,6 +206,34 @@ def test_a_difference_is_told(tmp_path, monkeypatch, capsys):
     assert bench(tmp_path / "out") == 0
     assert all(run["loops"] for run in lines_of(tmp_path / "out"))
     assert json.loads((tmp_path / "out/summary.json").read_text()) == {"path": {}}
+
+
+def test_the_oracle_has_plains_answer(tmp_path):
+    """Whichever is first in turn: it is run behind plain, and all of its draft is kept."""
+    assert bench(tmp_path / "out", "--methods", "oracle", "--limit", "2", "--max-new-tokens", "2000") == 0
+    runs = {(run["prompt"], run["method"]): run for run in lines_of(tmp_path / "out")}
+    for prompt in ("0", "1"):
+        oracle, plain = runs[prompt, "oracle"], runs[prompt, "plain"]
+        assert oracle["metrics"]["acceptance_rate"] == 1 and oracle["same_tokens"]
+        assert oracle["forwards"] < plain["thinking_tokens"] + (plain["tokens"] - plain["thinking_tokens"]) / 8
+        assert not oracle["loops"]
+
+
+def test_a_text_that_ends_is_no_loop(tmp_path, monkeypatch):
+    """Only one that was cut off."""
+    monkeypatch.setattr(runner, "loops", lambda tokens: True)
+    assert bench(tmp_path / "out", "--limit", "1", "--max-new-tokens", "2000") == 0
+    assert not any(run["loops"] for run in lines_of(tmp_path / "out"))
+
+
+def test_each_process_has_its_share(tmp_path):
+    model, tokenizer = load_reasoner()
+    prompts = [Prompt("path", str(n), torch.tensor([[5, 6, 7 + n]])) for n in range(5)]
+    settings = {"max_new_tokens": 3, "do_sample": False}, resolved_settings(SSRConfig(), tokenizer)
+    for rank in range(2):
+        Bench(model, tokenizer, ["plain"], 1, *settings, rank, 2).run(prompts, tmp_path)
+    shares = [[record.prompt for record in read_records(tmp_path / f"{rank}-runs.jsonl")] for rank in range(2)]
+    assert shares == [["0", "2", "4"], ["1", "3"]]
 
 
 def test_a_thinking_budget_for_all(tmp_path):
@@ -252,11 +285,36 @@ def test_ratios_are_those_of_totals():
         Record("t", "b", "plain", 0, tokens=90, forwards=90, cost=90, seconds=9.0),
         Record("t", "b", "ssr", 0, tokens=90, forwards=45, cost=72, seconds=10.0, same_tokens=False),
         Record("t", "c", "ssr", 0, error="out of memory"),
+        Record("t", "d", "plain", 0, tokens=10, forwards=10, cost=10, seconds=1.0, loops=True),
+        Record("t", "d", "ssr", 0, tokens=10, forwards=1, cost=1, seconds=0.1),
     ]
+    for record, fed in zip(records, (10, 40, 90, 160, 0, 10, 10), strict=True):
+        record.fed_tokens = fed
     row = summarize(records)["t"]["ssr"]
     assert (row["runs"], row["tokens"], row["same_tokens"]) == (2, 100, 0.5)
     assert row["forwards_ratio"] == 2 and row["cost_ratio"] == 100 / 80
     assert math.isclose(row["seconds_ratio"], 10 / 10.5) and row["worst_seconds_ratio"] == 0.9
+    assert row["fed_tokens_ratio"] == 2 and (row["loops"], row["errors"]) == (1, 1)
+
+
+def test_intervals_are_as_wide_as_chance_has_it():
+    """Of the mean of 100 ratios, half of them 1 and half 3: two standard errors of 0.1."""
+    records = []
+    for prompt in range(100):
+        records.append(Record("t", str(prompt), "plain", 0, tokens=1, seconds=1.0 + 2 * (prompt % 2)))
+        records.append(Record("t", str(prompt), "ssr", 0, tokens=1, seconds=1.0))
+    row = summarize(records)["t"]["ssr"]
+    for name in ("seconds_ratio_interval", "mean_seconds_ratio_interval"):  # every prompt takes as long
+        assert row[name] == pytest.approx([1.804, 2.196], abs=0.035)
+
+
+def test_what_a_stage_costs():
+    """Its forwards' time beyond plain steps, in plain steps; `used for` and `drafted` are sums."""
+    stages = [{"draft_budget": 32, "draft_tokens": 5, "forwards": 10, "seconds": 0.15, "accepted_tokens": 4}]
+    found = [{"stages": stages}, {"stages": [*stages, {**stages[0], "draft_budget": 64, "forwards": 2}]}]
+    first, second = stages_of(found, step=0.01)
+    assert (first["runs"], first["draft_tokens"], first["accepted_tokens"]) == (2, 10, 8)
+    assert first["cost"] == pytest.approx(10) and second["cost"] == pytest.approx(13) and second["runs"] == 1
 
 
 def test_methods_differ_in_what_they_say():

@@ -11,6 +11,7 @@ import pytest
 
 from hf_ssr.bench.records import Record, read_bench
 from hf_ssr.bench.report import build, trace_of
+from hf_ssr.bench.sources import SOURCES, sources_of
 from hf_ssr.bench.whatif import Curve, what_if
 from hf_ssr.cli import main
 
@@ -59,6 +60,7 @@ def test_a_page_of_its_own(folder, tmp_path, capsys):
     addresses = [v for _, attrs in tags.found for k, v in attrs.items() if k in ("src", "href") or k.endswith(":href")]
     assert all(address.startswith("#") for address in addresses)  # nothing is loaded from elsewhere
     ids = [attrs["id"] for _, attrs in tags.found if "id" in attrs]
+    assert len(ids) == len(set(ids))  # each picture has its own
     assert set(re.findall(r"url\(#([^)]+)\)", text)) | {a[1:] for a in addresses} <= set(ids)
     assert sum(tag == "svg" for tag, _ in tags.found) == len(list((folder / "plots").iterdir())) == 8
     assert "tiny-reasoner" in tags.text and "an instrument, not evidence" in tags.text
@@ -103,6 +105,9 @@ def test_the_page_says_what_was_measured(folder):
     tags = Tags()
     tags.feed(shown[shown.index("<pre>") :])
     assert tags.text == "".join(sample["pieces"][sample["thinking_tokens"] :])
+    colours = [attrs["style"].removeprefix("border-color:") for tag, attrs in tags.found if tag == "span"]
+    sources = sources_of(sample["spans"])[sample["thinking_tokens"] :]
+    assert colours == [SOURCES[source].colour for source in sources] and len(set(colours)) > 1
 
 
 @pytest.mark.parametrize("command", ["report", "whatif"])
@@ -170,6 +175,7 @@ def test_curves(tmp_path, folder, capsys):
     curve = Curve({"1x1": 1.0, "1x5": 2.0, "1x9": 5.0, "2x1": 1.5})
     sizes = ((1, 1), (1, 3), (1, 5), (1, 7), (1, 13), (2, 1), (2, 4), (4, 2))
     assert [curve(*size) for size in sizes] == [1.0, 1.5, 2.0, 3.5, 8.0, 1.5, 1.5, 1.5]
+    assert Curve({"1x1": 1.0, "1x4": 2.0, "1x8": 1.5})(1, 64) == 1.5  # noise: longer is not cheaper than the longest
     file = tmp_path / "curve.json"
     file.write_text('{"1x1": 0.5, "1x16": 0.5}')
     assert main(["whatif", str(folder), "--curve", str(file)]) == 0

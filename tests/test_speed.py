@@ -276,6 +276,35 @@ def test_what_is_drafted_in_vain_is_bounded(model, monkeypatch):
     assert cost > 1.03 * steps  # it does try
 
 
+def test_what_opens_a_thought_is_noted_where_it_was_proposed(model, monkeypatch):
+    """A thought that opens inside a verified draft has another record: what led to it is none of its business."""
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False, "repetition_penalty": 1.02}, earliest_close=30)
+    opens = next(i for i, token in enumerate(plain.new) if i > 6 and token not in plain.new[:i])
+    proposed, noted = [], []
+    verify, note = hf_ssr.decoding.verify, AcceptanceRecord.note
+
+    def verifying(text, draft, *args):
+        before = text.drafter.record
+        kept = verify(text, draft, *args)
+        proposed.append((before, text.drafter.record))
+        return kept
+
+    monkeypatch.setattr(hf_ssr.decoding, "verify", verifying)
+    monkeypatch.setattr(AcceptanceRecord, "note", lambda self, *args: noted.append(self) or note(self, *args))
+    config = SSRConfig(
+        thinking_start=[plain.new[opens]],
+        thinking_end=[plain.marker],
+        prediction_ids=plain.new,
+        draft_budgets=[],
+        max_overhead="off",
+        **plain.settings,
+    )
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output, plain.sequences) and any(before is not after for before, after in proposed)
+    records = [record for record in noted if any(record is before for before, _ in proposed)]
+    assert [before for before, _ in proposed] == records
+
+
 def test_selected_rows_hold_no_old_buffers():
     """Nor is anything lost: appended, selected, appended again."""
     layer, plain = GrowableLayer(), DynamicLayer()
