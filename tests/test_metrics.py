@@ -36,6 +36,8 @@ def test_counts_add_up(metrics):
     assert metrics.accepted_tokens + own == metrics.answer_tokens
     assert metrics.accepted_tokens + metrics.wasted_draft_tokens == metrics.drafted_tokens
     assert metrics.answer_forwards == metrics.rounds + metrics.plain_tokens
+    verified, kept = map(sum, zip(*metrics.accepted_by_position, strict=True))
+    assert (verified, kept) == (metrics.drafted_tokens, metrics.accepted_tokens) and kept < verified
     # the prefill yields the first token of the thought
     steps = 1 + metrics.forwards["thinking"] + metrics.forwards["drafting"]
     assert steps + metrics.thinking_accepted_tokens == metrics.thinking_tokens

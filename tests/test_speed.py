@@ -242,6 +242,44 @@ def test_costs_are_what_was_measured():
     assert costs(2, 1) == pytest.approx(1.5)
 
 
+def test_a_machine_that_slows_down_makes_no_block_dear():
+    """Another program runs for a while: blocks and steps take three times as long, then only steps follow."""
+    costs = StepCosts(CPU)
+    for slower in (1.0, 3.0):
+        for _ in range(20):
+            costs.add(1, 1, 0.010 * slower)
+            costs.add(1, 16, 0.014 * slower)
+    for _ in range(20):
+        costs.add(1, 1, 0.010)
+    assert costs(1, 16) == pytest.approx(1.4)
+
+
+def test_what_is_dear_is_tried_again(model, monkeypatch):
+    """Blocks took ten plain steps once (a kernel was compiled, the machine slept): drafting does not stop for ever."""
+    costs = StepCosts(CPU)
+    governor = governor_with(model, monkeypatch, costs, draft_budgets=[4])
+
+    def drafted() -> int:
+        return len(governor.fitted(Draft(list(range(16)), chance=0.8), lambda n: (1, 1 + n)).ids)
+
+    costs.add(1, 1, 0.010)
+    for tokens in (2, 3, 5, 9, 17):
+        for _ in range(9):
+            costs.add(1, tokens, 0.100)
+    assert costs(1, 17) == pytest.approx(10) and drafted() == 0
+    steps = 0
+    while not drafted():
+        costs.add(1, 1, 0.010)
+        steps += 1
+    assert 100 < steps < 1000  # seldom enough, where they are as dear as that
+    for tokens in (2, 3, 5, 9, 17):  # what is cheap stays cheap
+        for _ in range(9):
+            costs.add(1, tokens, 0.011)
+    for _ in range(2000):
+        costs.add(1, 1, 0.010)
+    assert costs(1, 17) == pytest.approx(1.1)
+
+
 def governor_with(model, monkeypatch, costs=None, **settings) -> Governor:
     monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: costs or GuessedCosts(CPU))
     return Governor(SSRConfig(**settings), model)
