@@ -5,7 +5,8 @@ Trains the tiny reasoner from scratch: tokenizer, weights, and the folder that g
 
 The tasks are in `hf_ssr.bench.tasks`. First half a minute of plain lookups (segments shown once, then in another
 order), because copying is what small models learn last; then short tasks, from which they learn it; then all. From all
-at once they had not learnt it after 50 minutes. A third of the thoughts is cut at a random token.
+at once they had not learnt it after 50 minutes. A third of the thoughts is cut at a random token; with `--cut-share 0`
+none is, which gives the twin that shows what these cuts are worth.
 """
 
 import argparse
@@ -301,6 +302,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--warmup-minutes", type=float, default=0.4, help="of lookups, within --minutes")
     parser.add_argument("--short-share", type=float, default=0.7, help="of --minutes: short tasks only")
+    parser.add_argument("--cut-share", type=float, default=1 / 3, help="of the thoughts: cut short, or empty (a tenth)")
     parser.add_argument("--twice", choices=[*TASKS], default="path", help="the family of which there are twice as many")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--lr", type=float, default=3e-3)
@@ -352,7 +354,7 @@ def main() -> None:
         task = families[state["samples"] % len(families)]
         while not is_short(sample := draw(task, rng.randrange(VALIDATION))) and state["seconds"] < short_until:
             pass
-        return encode(sample, rng if rng.random() < 1 / 3 else None)
+        return encode(sample, rng if rng.random() < args.cut_share else None)
 
     task_batches = batches(rng, draw_task, args.batch_tokens)
 
