@@ -156,6 +156,11 @@ class Rollback:
         self._is_recording = False
 
     @property
+    def holds_more(self) -> bool:
+        """Whether a layer that keeps keys and values holds some of before the text."""
+        return any(ahead > 0 for ahead in self._ahead)
+
+    @property
     def can_roll_back(self) -> bool:
         """Whether tokens of the last forward can be rolled back: no state was copied before a plain step."""
         return self._is_recording and not (self._recurrent and self._states is None)

@@ -39,7 +39,7 @@ class SharedPrefixTarget(Target):
         positions = kwargs.get("position_ids")
         return (
             self.batch_size == 1
-            and self.is_own_cache
+            and self.holds_text_only
             and all(type(layer) in _FULL_ATTENTION and layer.is_initialized for layer in self.cache.layers)
             and positions is not None
             and positions.ndim == 2

@@ -91,15 +91,15 @@ class Target:
         return self._next_logits is not None
 
     @property
-    def is_own_cache(self) -> bool:
-        """Whether the cache is a DynamicCache that `generate` has made."""
-        return type(self.cache) is DynamicCache and not getattr(self.cache, "_is_user_defined", False)
+    def holds_text_only(self) -> bool:
+        """Whether the cache is a DynamicCache with nothing before the texts. One that the user has filled may have."""
+        return type(self.cache) is DynamicCache and not self.rollback.holds_more
 
     @property
     def takes_uneven_blocks(self) -> bool:
         """Whether rows may be given differently many tokens in a forward: each can go back by a count of its own."""
         return (
-            self.is_own_cache
+            self.holds_text_only
             and not any(map(is_recurrent, self.cache.layers))
             and self.model_kwargs.get("position_ids") is not None
             and not getattr(self.model.config.get_text_config(decoder=True), "attn_temperature_tuning", False)
@@ -113,7 +113,7 @@ class Target:
         self.cache = self.model_kwargs["cache"] = outputs.cache
         self._next_logits = outputs.logits[:, -1:]
         self.last_shape = tuple(ids.shape)
-        if self.is_own_cache and self.config.setting("grow_in_place"):
+        if type(self.cache) is DynamicCache and self.config.setting("grow_in_place"):
             grow_in_place(self.cache)
         self.rollback = Rollback(self.cache, self._width)
         for row in self.rows:
