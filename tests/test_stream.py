@@ -436,7 +436,7 @@ def test_every_length(plain_and_model, count_forwards):
         assert max(counter.ends) < plain.ids.shape[1] + length
 
 
-def test_a_users_cache_over_two_turns(plain_and_model):
+def test_a_users_cache_over_two_turns(plain_and_model, count_forwards):
     plain, model = plain_and_model
     cache = DynamicCache(config=model.config)
     output = run(model, plain.ids, {}, generation_config=config_of(plain, return_dict_in_generate=True), cache=cache)
