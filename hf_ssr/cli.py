@@ -9,6 +9,8 @@ from transformers.utils import logging
 
 from .answering import answer_command
 from .bench import command, demo, probe, replay, report, whatif
+from .chat import add_arguments as chat_arguments
+from .chat import chat_command
 from .generate import generate as _registered  # noqa: F401  registers the generation mode
 from .hub import card_names, export
 from .terminal import Parser, fail
@@ -66,6 +68,12 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 SUBCOMMANDS = {
+    "chat": (
+        "Talk with a reasoning model. What it has read stays in the cache from turn to turn. Ctrl-C while it thinks "
+        "means: answer now; once more stops the answer and keeps the chat.",
+        chat_arguments,
+        chat_command,
+    ),
     "demo": (
         "Show SSR at work on a small reasoning model that comes with hf-ssr: while it thinks, a fork of it drafts the "
         "answer; then the model takes from the draft what it would have written itself.",

@@ -61,6 +61,11 @@ class ThoughtAndAnswer(BaseStreamer):
         self._held: list[int] = []  # may turn out to be a marker
         self._is_prompt = True
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether a thought is open."""
+        return self._state.open
+
     def put(self, value: torch.LongTensor) -> None:
         if self._is_prompt:
             self._is_prompt = False

@@ -10,9 +10,11 @@ import hf_ssr
 
 PACKAGE = Path(hf_ssr.__file__).parent
 MODULES = {path.stem: path for path in PACKAGE.glob("*.py")}
+COMMAND = ("cli", "answering", "chat", "conversation", "options", "loading", "comparing", "terminal")
+TOP = ("__init__", "__main__", "hub", *COMMAND)
 # Each may import from lower lines and, within "the rest", from anything that does not import it back.
 LEVELS = [
-    ["__init__", "__main__", "hub", "cli", "answering", "loading", "comparing", "terminal", "bench"],
+    [*TOP, "bench"],
     ["generate"],
     ["decoding"],
     ["preparing"],
@@ -23,7 +25,7 @@ LEVELS = [
     ["drafting"],
     ["target"],
 ]
-NOT_SHIPPED = {"__init__", "__main__", "hub", "cli", "answering", "loading", "comparing", "terminal", "version"}
+NOT_SHIPPED = {*TOP, "version"}
 
 
 def level(module: str) -> int:

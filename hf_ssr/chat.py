@@ -1,0 +1,295 @@
+"""`hf-ssr chat`: a conversation in the terminal. Ctrl-C means "answer now"."""
+
+import argparse
+import ast
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria
+
+from .config import SETTINGS, SSRConfig
+from .conversation import Conversation, Reply
+from .loading import add_model_arguments, load_model, load_tokenizer
+from .options import add_drafting_arguments, add_text_arguments, settings_of, settle_markers
+from .stopping import StopThinking
+from .terminal import ThoughtAndAnswer
+
+HELP = """\
+/new [SYSTEM]        begin another chat, with a system prompt if there is text
+/retry               ask the last message again
+/undo                take back the last message and its answer
+/set [NAME VALUE]    a setting from the next message on, such as /set draft_budgets [64, 256]; None = its default
+/template NAME VALUE what the chat template is told, such as /template reasoning_effort high
+/thinking on|off     the template's enable_thinking
+/stats               what was counted in the last answer
+/save FILE           the chat as JSON
+/load FILE           go on with a saved chat
+/exit                leave (or Ctrl-D)
+A line that ends in \\ goes on in the next. A message that begins with / is written with two.
+Ctrl-C: answer now; again, or when no thought is open: stop, and keep what there is."""
+OF_TEXT = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `hf-ssr chat` takes."""
+    model = parser.add_argument_group("model")
+    shipped = "a folder, or an id on the Hub (default: the small reasoner of `hf-ssr demo`, which knows its tasks only)"
+    model.add_argument("--model", metavar="PATH_OR_ID", help=shipped)
+    add_model_arguments(model)
+    model.add_argument("--prefill", default="", metavar="TEXT", help="how each of its turns begins, e.g. '<think>'")
+    model.add_argument("--system", metavar="TEXT", help="the system prompt")
+    add_drafting_arguments(parser)
+    add_text_arguments(parser, max_new_tokens=4096)
+
+
+def chat_command(arguments: argparse.Namespace) -> int:
+    """
+    Runs the chat until its input ends. Returns the exit status.
+
+    Raises:
+        `ValueError`, `OSError`: before the first message, for what does not fit.
+    """
+    settings = settings_of(arguments)
+    config = SSRConfig(**settings)
+    tokenizer = load_tokenizer(arguments)
+    settle_markers(config, tokenizer)
+    conversation = Conversation(load_model(arguments), tokenizer, config, arguments.prefill)
+    conversation.restart(arguments.system)
+    torch.manual_seed(arguments.seed)
+    note("/help lists the commands; Ctrl-C while it thinks: answer now")
+    session = Session(conversation, {**settings, "draft_budgets": config.draft_budgets})
+    for line in messages():
+        try:
+            if not session.handle(line):
+                break
+        except (ValueError, OSError) as error:
+            note(f"hf-ssr: {error}")
+    return 0
+
+
+def note(text: str) -> None:
+    """A line that is not the model's, dim on a terminal."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
+
+
+def messages() -> Iterator[str]:
+    """What the user writes, until the end of input; at a terminal with a prompt, a history and line editing."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401  `input` uses it where there is one
+    held = ""
+    while True:
+        try:
+            line = input(("... " if held else "> ") if is_terminal else "")
+        except EOFError:
+            if held:
+                yield held
+            return
+        except KeyboardInterrupt:
+            held = ""
+            note("\n/exit or Ctrl-D leaves")
+            continue
+        if line.endswith("\\"):
+            held += line[:-1] + "\n"
+            continue
+        text, held = held + line, ""
+        if text.strip():
+            yield text
+
+
+class _Halt(StoppingCriteria):
+    """Ends the text at the next token."""
+
+    is_set = False
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
+        return torch.full((input_ids.shape[0],), self.is_set, dtype=torch.bool, device=input_ids.device)
+
+
+class Interrupts:
+    """
+    Ctrl-C while the model writes: first the thought closes, then the text ends, and a third time is an error.
+
+    Args:
+        is_thinking (`Callable[[], bool]`): whether a thought is open.
+    """
+
+    def __init__(self, is_thinking: Callable[[], bool]):
+        self.stop, self.halt, self._is_thinking = StopThinking(), _Halt(), is_thinking
+
+    @property
+    def criteria(self) -> list[StoppingCriteria]:
+        """For `generate`."""
+        return [self.stop, self.halt]
+
+    def interrupt(self, *_) -> None:
+        """The handler of the signal. It must not print: it may have interrupted a print."""
+        if self.halt.is_set:
+            raise KeyboardInterrupt
+        if self._is_thinking() and not self.stop.is_set:
+            self.stop.set()
+            os.write(2, b"\n[answer now]\n")
+        else:
+            self.halt.is_set = True
+
+    @contextmanager
+    def handled(self):
+        """While the model writes."""
+        earlier = signal.signal(signal.SIGINT, self.interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, earlier)
+
+
+class Session:
+    """
+    What the lines of a user do to a conversation.
+
+    Args:
+        conversation ([`Conversation`]): the chat.
+        settings (`dict`): of its config; `/set` changes them.
+    """
+
+    def __init__(self, conversation: Conversation, settings: dict[str, Any]):
+        self.conversation = conversation
+        self.settings = settings
+        self.last: Reply | None = None
+
+    def handle(self, line: str) -> bool:
+        """
+        A message, or a command. Returns whether the chat goes on.
+
+        Raises:
+            `ValueError`, `OSError`: for a command that cannot be done; nothing has changed then.
+        """
+        if not line.startswith("/") or line.startswith("//"):
+            self.ask(line[1:] if line.startswith("//") else line)
+            return True
+        name, _, rest = line[1:].strip().partition(" ")
+        if name in ("exit", "quit"):
+            return False
+        command = getattr(self, f"_{name}", None) if name in COMMANDS else None
+        if command is None:
+            raise ValueError(f"there is no command /{name}: /help lists them; //{name} is a message.")
+        command(rest.strip())
+        return True
+
+    def ask(self, text: str) -> None:
+        """The model answers: the thought goes to stderr, the answer to stdout."""
+        streamers = []
+
+        def streamer_of(prompt: list[int]) -> ThoughtAndAnswer:
+            streamers.append(ThoughtAndAnswer(self.conversation.tokenizer, self.conversation.config, prompt))
+            return streamers[0]
+
+        interrupts = Interrupts(lambda: bool(streamers) and streamers[0].is_thinking)
+        try:
+            with interrupts.handled():
+                reply = self.conversation.ask(text, streamer_of, interrupts.criteria)
+        except KeyboardInterrupt:
+            note("\nstopped; the message is not part of the chat")
+            return
+        self.last = reply
+        metrics = reply.metrics
+        if not reply.answer:
+            note("no answer, so the message is not part of the chat")
+        elif interrupts.halt.is_set:
+            note("stopped; what there is of the answer is part of the chat")
+        note(
+            f"[{metrics.thinking_tokens} tokens of thought and {metrics.answer_tokens} of answer in "
+            f"{metrics.target_forwards} forwards, {metrics.total_seconds:.1f} s; {reply.cached_tokens} of "
+            f"{reply.prompt_tokens} tokens of the chat were in the cache]"
+        )
+
+    def _help(self, rest: str) -> None:
+        note(HELP)
+
+    def _new(self, rest: str) -> None:
+        self.conversation.restart(rest or None)
+        note("a new chat")
+
+    def _undo(self, rest: str) -> None:
+        text = self.conversation.undo()
+        note("there is nothing to take back" if text is None else f"taken back: {text}")
+
+    def _retry(self, rest: str) -> None:
+        text = self.conversation.undo()
+        if text is None:
+            raise ValueError("there is no message to ask again.")
+        self.ask(text)
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        known = (*SETTINGS, *OF_TEXT)
+        if not name:
+            note("\n".join(f"{key} = {self.settings[key]!r}" for key in known if self.settings.get(key) is not None))
+            return
+        if name not in known:
+            raise ValueError(f"there is no setting {name!r}: it must be one of {', '.join(known)}.")
+        if not value:
+            note(f"{name} = {self.settings.get(name)!r}")
+            return
+        settings = {**self.settings, name: _value(value)}
+        config = SSRConfig(**settings)
+        settle_markers(config, self.conversation.tokenizer)
+        self.conversation.config, self.settings = config, settings
+        note(f"{name} = {settings[name]!r} from the next message on")
+
+    def _template(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if not value:
+            note(str(self.conversation.template_settings))
+            return
+        self.conversation.template_settings[name] = _value(value)
+
+    def _thinking(self, rest: str) -> None:
+        if rest not in ("on", "off"):
+            raise ValueError(f"/thinking must be on or off, but is {rest!r}.")
+        self.conversation.template_settings["enable_thinking"] = rest == "on"
+
+    def _stats(self, rest: str) -> None:
+        if self.last is None:
+            raise ValueError("there is no answer yet.")
+        note(str(self.last.metrics))
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise ValueError("/save needs a file.")
+        Path(rest).write_text(json.dumps(self.conversation.messages, indent=1, ensure_ascii=False), encoding="utf-8")
+        note(f"{len(self.conversation.messages)} messages written to {rest}")
+
+    def _load(self, rest: str) -> None:
+        if not rest:
+            raise ValueError("/load needs a file.")
+        loaded = json.loads(Path(rest).read_text(encoding="utf-8"))
+        is_chat = isinstance(loaded, list) and all(
+            isinstance(message, dict)
+            and message.get("role") in ("system", "user", "assistant")
+            and isinstance(message.get("content"), str)
+            for message in loaded
+        )
+        if not is_chat:
+            raise ValueError(f"{rest} must be a list of messages with `role` and `content`, as /save writes it.")
+        self.conversation.messages = loaded
+        note(f"{len(loaded)} messages")
+
+
+COMMANDS = ("help", "new", "undo", "retry", "set", "template", "thinking", "stats", "save", "load")
+
+
+def _value(text: str) -> Any:
+    """A Python value, such as `[64, 256]` or `0.7`; what is none is text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,220 @@
+"""A chat of several turns: its messages, and the cache of what the model has already read."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.streamers import BaseStreamer
+
+from .comparing import agreeing
+from .config import SSRConfig
+from .forking import unsupported_cache
+from .markers import resolve_markers
+from .metrics import SSRMetrics
+from .thinking import split_thinking
+
+
+@dataclass
+class Reply:
+    """
+    What the model said in one turn.
+
+    Args:
+        thought, answer (`str`): the thought is empty if there was none.
+        prompt_tokens, cached_tokens (`int`): of the whole chat up to here, and how many of these were not read again.
+        metrics ([`SSRMetrics`]): of the turn.
+    """
+
+    thought: str
+    answer: str
+    prompt_tokens: int
+    cached_tokens: int
+    metrics: SSRMetrics
+
+
+class TurnCache:
+    """
+    The cache of a text, kept for a next one that begins alike.
+
+    Chat templates drop earlier thoughts, so the next turn's text parts from this one's where the thought began. Full
+    attention goes back there. A window that has moved on and a recurrent state cannot: of these layers a copy is kept
+    from the last place that a next turn shares for certain ([`remember`]).
+    """
+
+    def __init__(self):
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is kept."""
+        self._cache: DynamicCache | None = None
+        self._ids: list[int] = []
+        self._copies: tuple[int, list] | None = None  # tokens of the text then, and each layer that cannot go back
+        self.needs_copies = False  # whether the last text could not be gone back in
+
+    def keep(self, cache: DynamicCache | None, ids: Sequence[int]) -> None:
+        """`cache` holds the tokens `ids`. One that SSR does not know how to roll back is not kept."""
+        if unsupported_cache(cache) is not None or type(cache) is not DynamicCache or _length(cache) != len(ids):
+            self.clear()
+            return
+        self._cache, self._ids = cache, list(ids)
+
+    def take(self, ids: Sequence[int]) -> tuple[DynamicCache | None, int]:
+        """The cache, gone back to what it shares with `ids`, and how many tokens that is; it is not kept any more."""
+        cache, held, self._cache = self._cache, self._ids, None
+        shared = min(agreeing(held, ids), len(ids) - 1)
+        if cache is None or shared == 0:
+            return None, 0
+        stuck = shared < len(held) and not all(map(_can_go_back, cache.layers))
+        self.needs_copies = self.needs_copies or stuck
+        copies = [None] * len(cache.layers)
+        if stuck:
+            if self._copies is None or self._copies[0] > shared:
+                return None, 0
+            shared, copies = self._copies
+        for place, (layer, earlier) in enumerate(zip(cache.layers, copies, strict=True)):
+            if earlier is not None:
+                cache.layers[place] = copy.deepcopy(earlier)
+            elif shared < len(held) and type(layer) is not DummyLayer:
+                layer.crop(shared - len(held))
+        return cache, shared
+
+    def remember(self, cache: DynamicCache, length: int) -> None:
+        """The text that the cache holds, `length` tokens, is one to go back to."""
+        self._copies = length, [None if type(layer) in _CROPPED else copy.deepcopy(layer) for layer in cache.layers]
+
+
+_CROPPED = (DynamicLayer, DummyLayer)
+
+
+def _length(cache: DynamicCache) -> int | None:
+    """Tokens that the cache holds; `None` where it is all states: `generate` cannot tell, and go on from it, either."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return None
+
+
+def _can_go_back(layer) -> bool:
+    """Whether a layer can forget its last tokens, although nothing was recorded."""
+    in_window = type(layer) is DynamicSlidingWindowLayer and layer.get_seq_length() < layer.sliding_window
+    return type(layer) in _CROPPED or in_window
+
+
+class Conversation:
+    """
+    A chat with one model. Each turn is one `generate` over the whole chat, of which only what is new is read.
+
+    Args:
+        model (`PreTrainedModel`): the target.
+        tokenizer (`PreTrainedTokenizerBase`): with a chat template, which also decides what becomes of earlier
+            thoughts: it is given them as `reasoning_content`.
+        config ([`SSRConfig`]): of each turn; `max_new_tokens` is cut to what the model's positions leave room for.
+        prefill (`str`): how each of the model's turns begins.
+
+    Raises:
+        `ValueError`: if the tokenizer has no chat template.
+    """
+
+    def __init__(self, model, tokenizer, config: SSRConfig, prefill: str = ""):
+        if tokenizer.chat_template is None:
+            raise ValueError("the tokenizer has no chat template, which a chat needs: ask one prompt at a time.")
+        self.model, self.tokenizer, self.config, self.prefill = model, tokenizer, config, prefill
+        self.messages: list[dict[str, str]] = []
+        self.template_settings: dict[str, Any] = {"enable_thinking": True}
+        self._cache = TurnCache()
+
+    def ask(
+        self,
+        text: str,
+        streamer_of: Callable[[list[int]], BaseStreamer] | None = None,
+        stopping_criteria: Sequence = (),
+    ) -> Reply:
+        """
+        The model's answer to the user's next message. Both join the chat, unless there is no answer: then neither does.
+
+        Args:
+            text (`str`): the message.
+            streamer_of (`Callable[[list[int]], BaseStreamer]`, *optional*): makes a streamer, from the prompt's tokens.
+            stopping_criteria (`Sequence[StoppingCriteria]`): a text that they end is kept as far as it goes.
+
+        Raises:
+            `ValueError`: if the chat is as long as the model can read.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self._ids(messages)
+        config = self._config_for(len(ids))
+        cache, cached = self._cache.take(ids)
+        if self._cache.needs_copies:
+            cache, cached = self._read_ahead(ids, messages, cache, cached)
+        prompt = torch.tensor([ids], device=self.model.device)
+        output = self.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            generation_config=config,
+            tokenizer=self.tokenizer,
+            streamer=None if streamer_of is None else streamer_of(ids),
+            stopping_criteria=list(stopping_criteria),
+            **({} if cache is None else {"cache": cache}),
+        )
+        sequence = output.sequences[0].tolist()
+        # where SSR does not apply, it is not known whether the model can go on from a cache with several tokens
+        self._cache.keep(output.cache if output.metrics.plain_reason is None else None, sequence[:-1])
+        thought, answer = self._texts(sequence, len(ids))
+        if answer:
+            reply = {"role": "assistant", "content": answer}
+            self.messages = [*messages, reply | ({"reasoning_content": thought} if thought else {})]
+        return Reply(thought, answer, len(ids), cached, output.metrics)
+
+    def undo(self) -> str | None:
+        """Takes back the last message of the user and its answer. Returns the message, `None` if there is none."""
+        last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        if last is None:
+            return None
+        text = self.messages[last]["content"]
+        self.messages = self.messages[:last]
+        return text
+
+    def restart(self, system: str | None = None) -> None:
+        """Forgets all messages; `system` is the first of the new chat."""
+        self.messages = [] if system is None else [{"role": "system", "content": system}]
+
+    def _ids(self, messages: list[dict[str, str]], is_turn: bool = True) -> list[int]:
+        text = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=is_turn, tokenize=False, **self.template_settings
+        )
+        return self.tokenizer(text + self.prefill * is_turn, add_special_tokens=False).input_ids
+
+    def _config_for(self, prompt_tokens: int) -> SSRConfig:
+        config = copy.deepcopy(self.config)
+        config.return_dict_in_generate = True
+        positions = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if positions is not None:
+            room = positions - prompt_tokens
+            if room < 1:
+                raise ValueError(f"the chat has {prompt_tokens} tokens, and the model reads at most {positions}.")
+            config.max_new_tokens = min(room, config.max_new_tokens or room)
+        return config
+
+    @torch.no_grad()
+    def _read_ahead(self, ids: list[int], messages: list[dict[str, str]], cache: DynamicCache | None, cached: int):
+        """Reads the messages alone, without the beginning of the model's turn, to have a place to go back to."""
+        shared = min(agreeing(self._ids(messages, is_turn=False), ids), len(ids) - 1)
+        if shared <= cached:
+            return cache, cached
+        if cache is None:
+            cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+        block = torch.tensor([ids[cached:shared]], device=self.model.device)
+        self.model.base_model(input_ids=block, cache=cache, use_cache=True)
+        self._cache.remember(cache, shared)
+        return cache, cached
+
+    def _texts(self, sequence: list[int], prompt_length: int) -> tuple[str, str]:
+        """Thought and answer as text."""
+        thought, answer = [], sequence[prompt_length:]
+        if resolve_markers(self.config, self.tokenizer) is not None:
+            thought, answer = split_thinking(sequence, self.config, prompt_length, self.tokenizer)
+        return tuple(self.tokenizer.decode(part, skip_special_tokens=True).strip() for part in (thought, answer))

@@ -1,0 +1,237 @@
+"""`hf-ssr chat`: a cache from turn to turn, earlier thoughts, commands, and Ctrl-C."""
+
+import copy
+import io
+import json
+import os
+import signal
+import sys
+import types
+
+import pytest
+from conftest import build_once
+
+from hf_ssr import SSRConfig
+from hf_ssr.chat import HELP, Interrupts, Session
+from hf_ssr.cli import main
+from hf_ssr.conversation import Conversation
+from hf_ssr.terminal import ThoughtAndAnswer
+
+DROPS_THOUGHTS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% if enable_thinking %}<think>{% else %}</think>{% endif %}{% endif %}"
+)
+KEEPS_THOUGHTS = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}{% if m.role != 'assistant' %}.{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+)
+TURNS = ("what is a class?", "and now?", "say more of it", "why", "so be it")
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = DROPS_THOUGHTS
+    return tokenizer
+
+
+def conversation_of(model, tokenizer, **settings) -> Conversation:
+    own = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": [], "thinking_budget": 14, "draft_budgets": [5]}
+    return Conversation(model, tokenizer, SSRConfig(thinking_end="</think>", **{**own, **settings}))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_5", "lfm2", "mamba2"])
+def test_turns_are_those_of_a_chat_that_is_read_anew(architecture, chat_tokenizer):
+    """In float64, over layers of every kind; from the third turn on at the latest only what is new is read."""
+    model = build_once(architecture)
+    chat, anew = (conversation_of(model, chat_tokenizer) for _ in range(2))
+    drafted = 0
+    for turn, text in enumerate(TURNS):
+        reply = chat.ask(text)
+        anew._cache.clear()
+        expected = anew.ask(text)
+        assert (reply.thought, reply.answer) == (expected.thought, expected.answer)
+        assert reply.answer and expected.cached_tokens == 0
+        drafted += reply.metrics.draft_tokens
+        assert chat.messages == anew.messages and reply.prompt_tokens == expected.prompt_tokens
+        if architecture == "mamba2":  # generate of transformers does not see how long a cache of states alone is
+            assert reply.cached_tokens == 0
+        elif turn >= (
+            1 if architecture == "qwen3" else 2
+        ):  # the last message and its answer are new to the text without thoughts
+            new = len(chat._ids(chat.messages)) - len(chat._ids(chat.messages[:-2], is_turn=False))
+            assert reply.cached_tokens >= reply.prompt_tokens - new - len(chat._ids(chat.messages[-4:-2]))
+            assert reply.cached_tokens > 0
+    assert drafted > 0
+    text = chat.undo()
+    assert text == TURNS[-1] and len(chat.messages) == 2 * len(TURNS) - 2
+    again = chat.ask(text)
+    assert (again.answer, again.cached_tokens > 0) == (reply.answer, architecture != "mamba2")
+
+
+def test_a_template_that_keeps_thoughts(chat_tokenizer):
+    """Then the next turn shares the thought too."""
+    chat_tokenizer.chat_template = KEEPS_THOUGHTS
+    model = build_once("qwen3_5")
+    chat = conversation_of(model, chat_tokenizer, forced_close="</think>")
+    first = chat.ask("one")
+    if "reasoning_content" not in chat.messages[-1]:
+        pytest.skip("the random thought is white space")
+    second = chat.ask("two")
+    assert first.thought in chat_tokenizer.decode(chat._ids(chat.messages))
+    anew = conversation_of(model, chat_tokenizer, forced_close="</think>")
+    anew.messages = chat.messages[:2]
+    assert anew.ask("two").answer == second.answer
+
+
+def test_what_the_chat_does_not_take(chat_tokenizer, model):
+    chat = conversation_of(model, chat_tokenizer)
+    chat.restart("be brief")
+    assert chat.messages == [{"role": "system", "content": "be brief"}]
+    assert chat.undo() is None
+    chat.config = SSRConfig(thinking_end="~~~~~", max_new_tokens=5, draft_budgets=[], eos_token_id=[])
+    assert chat.ask("the thought is never over").answer == "" and len(chat.messages) == 1
+    positions = model.config.max_position_embeddings
+    chat.restart()
+    with pytest.raises(ValueError, match=f"the model reads at most {positions}"):
+        chat.ask("a " * positions)
+    assert chat.messages == []
+    chat_tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        conversation_of(model, chat_tokenizer)
+
+
+def test_the_end_of_the_positions(chat_tokenizer, model, monkeypatch):
+    chat = conversation_of(model, chat_tokenizer, max_new_tokens=None)
+    prompt = len(chat._ids([{"role": "user", "content": "go on"}]))
+    monkeypatch.setattr(model.config, "max_position_embeddings", prompt + 37)
+    assert chat._config_for(prompt).max_new_tokens == 37
+    chat.config.max_new_tokens = 20
+    assert chat._config_for(prompt).max_new_tokens == 20
+
+
+def press(monkeypatch, *places: int) -> None:
+    """Ctrl-C when the stream has so many new tokens."""
+    seen, put = [], ThoughtAndAnswer.put
+
+    def counting(self, value):
+        put(self, value)
+        seen.extend(value.flatten().tolist() if seen else ["prompt"])
+        for _ in range(places.count(len(seen) - 1)):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ThoughtAndAnswer, "put", counting)
+
+
+@pytest.mark.parametrize(
+    ("places", "thinking_tokens", "answer_tokens"),
+    [((), 22, 38), ((6,), 7, 53), ((6, 12), 7, 6), ((30,), 22, 9), ((6, 6), 7, 0)],
+    ids=["not", "once", "twice", "in the answer", "twice in the thought"],
+)
+def test_ctrl_c(chat_tokenizer, model, monkeypatch, capsys, places, thinking_tokens, answer_tokens):
+    chat = conversation_of(model, chat_tokenizer, thinking_budget=21, forced_close="</think>", draft_budgets=[3])
+    handler = signal.getsignal(signal.SIGINT)
+    press(monkeypatch, *places)
+    session = Session(chat, {})
+    session.ask("hello")
+    assert signal.getsignal(signal.SIGINT) is handler
+    metrics = session.last.metrics
+    assert (metrics.thinking_tokens, metrics.answer_tokens) == (thinking_tokens, answer_tokens)
+    assert len(chat.messages) == (2 if answer_tokens else 0)
+    monkeypatch.undo()
+    session.ask("and the next")  # the chat goes on
+    assert session.last.metrics.answer_tokens == 38
+    error = capsys.readouterr().err
+    assert ("stopped; what there is" in error) == (answer_tokens in (6, 9))
+    assert ("not part of the chat" in error) == (answer_tokens == 0)
+
+
+def test_a_third_ctrl_c_is_an_error(chat_tokenizer, model, monkeypatch, capsys):
+    chat = conversation_of(model, chat_tokenizer)
+    press(monkeypatch, 6, 6, 6)
+    session = Session(chat, {})
+    session.ask("hello")
+    assert session.last is None and chat.messages == []
+    assert "stopped; the message is not part of the chat" in capsys.readouterr().err
+    monkeypatch.undo()
+    session.ask("hello")
+    assert session.last.cached_tokens == 0 and len(chat.messages) == 2
+
+
+def test_interrupts_without_a_thought():
+    interrupts = Interrupts(lambda: False)
+    interrupts.interrupt()
+    assert interrupts.halt.is_set and not interrupts.stop.is_set
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.interrupt()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("model")
+    build_once("qwen3").save_pretrained(folder)
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = DROPS_THOUGHTS
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def chat(folder, monkeypatch, capsys, lines: list[str], *arguments: str) -> types.SimpleNamespace:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    options = ("--model", str(folder), "--thinking-budget", "14", "--max-new-tokens", "60")
+    assert main(["chat", *options, *arguments]) == 0
+    return types.SimpleNamespace(**capsys.readouterr()._asdict())
+
+
+def test_commands(folder, monkeypatch, capsys, tmp_path):
+    file, broken = tmp_path / "chat.json", tmp_path / "broken.json"
+    broken.write_text('{"role": "user"}')
+    lines = [
+        "/help", "hello", "/stats", "/retry", "what is\\", "two lines", f"/save {file}", "/undo", "/set", "/set nope 1",
+        "/set draft_budgets -1", "/set draft_budgets [4, 9]", "/set draft_budgets", "//help", "/thinking off",
+        "/thinking maybe", "fast", "/template reasoning_effort high", "/template", "/nope", f"/load {broken}",
+        f"/load {tmp_path}/none", "/load", "/save", f"/load {file}", "/new be brief", "/undo", "/retry",
+        "/exit", "not read",
+    ]  # fmt: skip
+    seen = chat(folder, monkeypatch, capsys, lines, "--system", "be kind", "--draft-budgets", "4")
+    saved = json.loads(file.read_text())
+    assert [message["role"] for message in saved] == ["system", "user", "assistant", "user", "assistant"]
+    assert saved[0]["content"] == "be kind" and saved[3]["content"] == "what is\ntwo lines"
+    assert HELP in seen.err
+    for text in (
+        "acceptance rate",
+        "5 messages written",
+        "taken back: what is",
+        "draft_budgets = [4]",
+        "there is no setting 'nope': it must be one of draft_budgets,",
+        "`draft_budgets` must be 'auto' or a list",
+        "draft_budgets = [4, 9] from the next message on",
+        "there is no command /nope: /help lists them",
+        "/thinking must be on or off, but is 'maybe'.",
+        "{'enable_thinking': False, 'reasoning_effort': 'high'}",
+        "must be a list of messages",
+        "No such file",
+        "/load needs a file",
+        "/save needs a file",
+        "5 messages\n",
+        "a new chat",
+        "there is nothing to take back",
+        "there is no message to ask again",
+        "[0 tokens of thought and 60 of answer",
+    ):
+        assert text in seen.err, text
+    assert "not read" not in seen.err
+    # hello, its retry, two lines, //help and fast; the thought is not in the answer
+    assert seen.err.count("tokens of the chat were in the cache]") == 5
+
+
+def test_a_setting_that_needs_markers(folder, monkeypatch, capsys):
+    seen = chat(folder, monkeypatch, capsys, ["/set thinking_end None", "/set max_new_tokens 5", "hello"])
+    assert "max_new_tokens = 5 from the next message on" in seen.err
+
+
+def test_an_end_of_input_within_a_message(folder, monkeypatch, capsys):
+    seen = chat(folder, monkeypatch, capsys, ["hello\\"])
+    assert seen.err.count("tokens of the chat were in the cache]") == 1
