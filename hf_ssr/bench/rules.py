@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             tokenizer,
             verify=rule,
             max_new_tokens=1500,
+            max_overhead="off",  # measured costs, which "exact" and "coupled" would follow, are no part of a rule
             return_dict_in_generate=True,
             **({"temperature": temperature, "top_p": 0.95, "top_k": 0} if temperature else {}),
             do_sample=temperature > 0,
