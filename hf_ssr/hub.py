@@ -5,7 +5,8 @@ from pathlib import Path
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
-TRANSFORMERS_FLOOR = "5.24"
+from .version import TRANSFORMERS_FLOOR
+
 PACKAGE = Path(__file__).parent
 CARD_FOLDERS = (PACKAGE / "cards", PACKAGE.parent / "model_cards")  # installed, in a checkout
 
