@@ -19,7 +19,13 @@ tags:
 # SSR: Self-Speculation for Reasoning Models
 
 ```python
-model.generate(**inputs, custom_generate="<this repository or folder>", trust_remote_code=True, tokenizer=tokenizer)
+output = model.generate(
+    **inputs,
+    custom_generate="<this repository or folder>",
+    trust_remote_code=True,
+    tokenizer=tokenizer,
+    max_new_tokens=4096,
+)
 ```
 
 The tokens are those of plain `generate`, sooner: the answer of a reasoning model is drafted while it still thinks
