@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import io
 import re
+import runpy
 from pathlib import Path
 
 from conftest import build_once
@@ -64,6 +66,20 @@ def test_python_blocks_of_the_package(tokenizer, tmp_path):
     exec(written.replace("<this repository or folder>", str(tmp_path)).replace("4096", "40"), names)
     assert names["output"].tolist() == model.generate(**inputs, max_new_tokens=40).tolist()
     exec(example.replace("2048", "40"), names)
+
+
+def test_picture_is_what_the_code_draws():
+    """By its words: lines and letters are placed a little differently by each matplotlib."""
+    code = runpy.run_path(str(ROOT / "docs" / "how_it_works.py"))
+    file = io.StringIO()
+    code["write"](file)
+    drawn, kept = (
+        re.findall(r"<text[^>]*>([^<]+)</text>", text)
+        for text in (file.getvalue(), (ROOT / "docs" / "how_it_works.svg").read_text())
+    )
+    assert drawn == kept and len(kept) > 20
+    assert f"{len(code['PLAIN'])} forwards" in kept and f"{len(code['PARENT'])} forwards" in kept
+    assert "](docs/how_it_works.svg)" in README
 
 
 def test_ci_runs_the_shell_blocks():
