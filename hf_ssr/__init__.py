@@ -1,4 +1,9 @@
 """Self-Speculation for Reasoning Models (SSR, arXiv 2608.20359) in Hugging Face `generate`: the same tokens, sooner."""
+# ruff: noqa: E402
+
+from .version import __version__, check_transformers
+
+check_transformers()  # before the imports below, which an old transformers would break
 
 from .config import SSRConfig
 from .decoding import ssr_decoding
@@ -10,7 +15,6 @@ from .output import SSROutput
 from .stopping import StopThinking
 from .suffix_automaton import SuffixAutomaton, SuffixMatch
 from .thinking import SplitThinking, ThinkingBudgetLogitsProcessor, split_thinking
-from .version import __version__
 
 __all__ = [
     "Draft",

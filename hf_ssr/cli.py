@@ -52,6 +52,7 @@ def _run(
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
+        metavar="FOLDER",
         help="new, or with a model in it: custom_generate/ is written or replaced, README.md added if there is none",
     )
     parser.add_argument("--card", metavar="NAME", help=f"its README.md: one of {', '.join(card_names())}")

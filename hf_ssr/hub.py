@@ -5,7 +5,8 @@ from pathlib import Path
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
-TRANSFORMERS_FLOOR = "5.24"
+from .version import TRANSFORMERS_FLOOR
+
 PACKAGE = Path(__file__).parent
 CARD_FOLDERS = (PACKAGE / "cards", PACKAGE.parent / "model_cards")  # installed, in a checkout
 
@@ -18,7 +19,13 @@ tags:
 # SSR: Self-Speculation for Reasoning Models
 
 ```python
-model.generate(**inputs, custom_generate="<this repository or folder>", trust_remote_code=True, tokenizer=tokenizer)
+output = model.generate(
+    **inputs,
+    custom_generate="<this repository or folder>",
+    trust_remote_code=True,
+    tokenizer=tokenizer,
+    max_new_tokens=4096,
+)
 ```
 
 The tokens are those of plain `generate`, sooner: the answer of a reasoning model is drafted while it still thinks

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import textwrap
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,8 +15,28 @@ from .markers import resolve_markers
 from .thinking import ThinkingState
 
 
+class Help(argparse.HelpFormatter):
+    """Breaks lines between words, not at the hyphens of a name (`ssr-qwen3-8b`, `hf-ssr`)."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.indent("\n".join(self._split_lines(text, width - len(indent))), indent)
+
+
+class HelpAsWritten(Help):
+    """Keeps the lines of a description and of what stands below the options."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.indent(text, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
+
+    def __init__(self, *args, formatter_class=Help, **kwargs):
+        super().__init__(*args, formatter_class=formatter_class, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Ends the command."""

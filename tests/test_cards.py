@@ -71,6 +71,8 @@ def installed(monkeypatch):
 
 def test_every_card_is_tried():
     assert set(CARDS) == set(CASES) == set(hub.card_names()) and len(CARDS) == 9
+    tried = dict.fromkeys(CARDS, 1) | {"ssr-phi-4-mini-reasoning": 2}  # blocks of Python
+    assert {name: len(blocks(name)) for name in CARDS} == tried
 
 
 @pytest.mark.parametrize("name", CARDS)

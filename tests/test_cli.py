@@ -1,6 +1,7 @@
 """The `hf-ssr` command."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hf_ssr import SSRConfig
-from hf_ssr.cli import main
+from hf_ssr.cli import SUBCOMMANDS, main
 from hf_ssr.terminal import ThoughtAndAnswer
 
 
@@ -107,7 +108,7 @@ def test_sampled_with_a_seed(folder, capfd):
         (["hello", "--model", "MODEL", "--prediction", "/no/such/file"], "/no/such/file"),
         (["export", ""], "`folder` is empty"),
         (["hello", "--model", "MODEL", "--thinking-end", "x", "--forced-close", "y"], "`forced_close`"),
-        (["export"], "folder"),
+        (["export"], "FOLDER"),
         (["export", __file__], "must be a folder"),
     ],
 )
@@ -160,3 +161,15 @@ def test_a_subcommand_as_prompt(folder, capfd):
 def test_installed_command():
     result = subprocess.run([sys.executable, "-m", "hf_ssr.cli", "--version"], capture_output=True, text=True)
     assert result.stdout.startswith("hf-ssr ")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in SUBCOMMANDS), ["bench", "--replay", __file__]], ids=str)
+def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capfd):
+    """No line is longer, and none ends within a name that has hyphens."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.search(r"\w-$", line)]

@@ -46,7 +46,9 @@ def plain(model):
 
 
 def settings_of(plain) -> dict:
-    return {"thinking_start": [], "thinking_end": [plain.marker], "draft_budgets": [4], "prediction_ids": plain.answer}
+    """Drafts of any cost: a folder's copy measures them, and this machine may be busy."""
+    markers = {"thinking_start": [], "thinking_end": [plain.marker]}
+    return {**markers, "draft_budgets": [4], "prediction_ids": plain.answer, "max_overhead": "off"}
 
 
 def check(output, plain, streamer):
@@ -204,6 +206,37 @@ def test_model_folder(model, plain, tmp_path, folder):
     output = run(loaded, plain.ids, settings, streamer=streamer)  # inputs are positional
     check(output, plain, streamer)
     assert [s.draft_budget for s in output.metrics.stages] == [4]
+
+
+@pytest.mark.parametrize("way", ["mode", "function", "folder", "model folder", "mixin"])
+def test_settings_in_generation_config_json(model, plain, folder, tmp_path, way):
+    """Each way inherits them; a keyword of the call goes before them. Alone they turn nothing on."""
+    model.save_pretrained(tmp_path)
+    SSRConfig(**{**settings_of(plain), "draft_budgets": [4, 9]}, eos_token_id=2).save_pretrained(tmp_path)
+    loaded = MixedModel.from_pretrained(tmp_path, dtype=model.dtype)
+    assert not isinstance(loaded.generation_config, SSRConfig) and loaded.generation_config.draft_budgets == [4, 9]
+    settings, call = {**plain.settings, **OUT}, {}
+    output = run(loaded, plain.ids, settings)
+    assert torch.equal(output.sequences, plain.sequences) and not hasattr(output, "metrics")
+    if way == "mode":
+        settings, call = {}, {"generation_config": SSRConfig(**settings)}
+    elif way == "function":
+        call = {"custom_generate": hf_ssr.generate}
+    elif way == "folder":
+        call = {"custom_generate": folder, "trust_remote_code": True}
+    elif way == "model folder":
+        export(tmp_path)
+        loaded = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=model.dtype, trust_remote_code=True)
+    else:
+        loaded.generation_config = SSRConfig.from_pretrained(tmp_path)
+    for budgets in ([4, 9], [6]):
+        output = run(loaded, plain.ids, settings, **call)
+        assert torch.equal(output.sequences, plain.sequences)
+        assert [s.draft_budget for s in output.metrics.stages] == budgets
+        if way == "mode":
+            call["generation_config"].draft_budgets = [6]
+        else:
+            settings["draft_budgets"] = [6]
 
 
 def test_nothing_installed(model, plain, tmp_path):

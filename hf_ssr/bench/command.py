@@ -18,7 +18,7 @@ from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..loading import add_model_arguments, load_model, load_tokenizer
 from ..markers import resolved_settings
-from ..terminal import existing_file
+from ..terminal import HelpAsWritten, existing_file
 from ..version import __version__
 from .int8 import parameters_of, to_int8
 from .methods import METHODS
@@ -41,7 +41,7 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-ssr bench` takes."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpAsWritten
     parser.epilog = "methods:\n" + "\n".join(f"  {name:<16} {text}" for name, text in METHODS.items())
     parser.epilog += (
         "\n\nSeveral GPUs share the prompts: accelerate launch -m hf_ssr bench ...\n"

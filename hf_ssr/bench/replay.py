@@ -170,6 +170,7 @@ def table_of(summary: Summary) -> Table:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-ssr bench --replay` takes."""
     texts = "JSON lines with `prompt`, `thought`, `answer` and, if you like, `task`, `name`, `drafts`"
+    parser.usage = "%(prog)s [options]"  # `prog` has the one option that is needed
     parser.add_argument("--replay", type=existing_file, metavar="FILE", required=True, help=texts)
     default = "of the model that wrote them (default: of the small reasoner that comes with hf-ssr)"
     parser.add_argument("--tokenizer", metavar="PATH_OR_ID", help=default)

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..terminal import existing_file
+from ..terminal import HelpAsWritten, existing_file
 from .methods import METHODS
 from .records import Record, read_bench
 
@@ -127,7 +127,7 @@ def what_if(records: list[Record], given: Callable[[int, int], float] | None = N
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `hf-ssr whatif` takes."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = HelpAsWritten
     parser.epilog = "presets, in plain steps:\n" + "\n".join(f"  {n:<20} {text}" for n, (text, _) in PRESETS.items())
     parser.add_argument("folder", type=Path, metavar="DIR", help="results of hf-ssr bench")
     costs = parser.add_mutually_exclusive_group()
