@@ -1,9 +1,10 @@
 """What the command writes to a terminal: thought and answer as they come, and what is wrong with how it was called."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import torch
 from transformers import TextStreamer
@@ -33,6 +34,14 @@ def existing_file(text: str) -> Path:
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return Path(text)
+
+
+def moving(file: TextIO) -> bool | None:
+    """
+    `force_interactive` of a rich console: what moves is for a terminal. A pipe keeps every frame, also one that asks for
+    colours (`FORCE_COLOR`), and so does the output of a notebook's `!hf-ssr`, though it is a terminal.
+    """
+    return None if file.isatty() and "JPY_PARENT_PID" not in os.environ else False
 
 
 class _TextTo(TextStreamer):
