@@ -38,8 +38,8 @@ def existing_file(text: str) -> Path:
 
 def moving(file: TextIO) -> bool | None:
     """
-    `force_interactive` of a rich console: what moves is for a terminal. A pipe keeps every frame, also one that asks for
-    colours (`FORCE_COLOR`), and so does the output of a notebook's `!hf-ssr`, though it is a terminal.
+    `False` where nothing should move, for `force_interactive` or `force_terminal` of a rich console: a pipe keeps every
+    frame, also one that asks for colours (`FORCE_COLOR`), and so does a notebook's `!hf-ssr`, though it is a terminal.
     """
     return None if file.isatty() and "JPY_PARENT_PID" not in os.environ else False
 

@@ -222,7 +222,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
     model, tokenizer = model_of(arguments)
     prompt = draw("class", HELD_OUT).prompt if arguments.prompt is None else arguments.prompt
     ids = prompt_ids(tokenizer, prompt).to(model.device)
-    progress = Console(stderr=True, force_interactive=moving(sys.stderr))
+    progress = Console(stderr=True, force_terminal=moving(sys.stderr))
     report = probe(
         model, ids, arguments.steps, arguments.widths, lambda runs: track(runs, "comparing", console=progress)
     )

@@ -86,7 +86,7 @@ class Bench:
         todo = [each for each in todo if (each[1].task, each[1].name, each[0]) not in done][self.rank :: self.ranks]
         first = {prompt.task: prompt.name for prompt in reversed(prompts)}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        console = Console(stderr=True, quiet=self.rank > 0, force_interactive=moving(sys.stderr))
+        console = Console(stderr=True, quiet=self.rank > 0, force_terminal=moving(sys.stderr))
         with Progress(*columns, console=console) as bar:
             shown = bar.add_task("warm-up", total=len(todo) * len(self.methods))
             try:
