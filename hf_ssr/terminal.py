@@ -1,10 +1,11 @@
 """What the command writes to a terminal: thought and answer as they come, and what is wrong with how it was called."""
 
 import argparse
+import os
 import sys
 import textwrap
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import torch
 from transformers import TextStreamer
@@ -54,6 +55,14 @@ def existing_file(text: str) -> Path:
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return Path(text)
+
+
+def moving(file: TextIO) -> bool | None:
+    """
+    `False` where nothing should move, for `force_interactive` or `force_terminal` of a rich console: a pipe keeps every
+    frame, also one that asks for colours (`FORCE_COLOR`), and so does a notebook's `!hf-ssr`, though it is a terminal.
+    """
+    return None if file.isatty() and "JPY_PARENT_PID" not in os.environ else False
 
 
 class _TextTo(TextStreamer):

@@ -18,6 +18,7 @@ from hf_ssr.bench.reasoner import load_reasoner, reasoner_folder
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, VALIDATION, check, draw, split_of
 from hf_ssr.cli import main
 from hf_ssr.comparing import prompt_ids
+from hf_ssr.terminal import moving
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,26 @@ def test_demo_without_a_terminal(capsys):
     for text in ("the model thinks", "In total the", "forwards of the model", "same tokens", "from the draft"):
         assert text in captured.out
     assert max(map(len, captured.out.splitlines())) <= 80
+
+
+def test_demo_in_a_pipe_that_asks_for_colours(capsys, monkeypatch):
+    """As in CI, and as under a notebook's `!`: coloured, but no frame after frame."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-color")
+    assert main(["demo", "--task", "path"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[32m" in shown and set(re.findall(r"\x1b\[[0-9;?]*([A-Za-z])", shown)) == {"m"}
+    assert shown.count(demo.THINKS) == 1
+
+
+def test_nothing_moves_in_a_notebook(monkeypatch):
+    """The `!` of a notebook is a terminal, but its output keeps every frame."""
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    assert moving(screen) is None
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert moving(screen) is False
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..comparing import Run, prompt_ids, run_plain, timed_generate
 from ..config import SSRConfig
+from ..terminal import moving
 from ..thinking import split_thinking
 from .reasoner import load_reasoner
 from .sources import SOURCES, sources_of
@@ -93,7 +94,8 @@ def demo_command(arguments: argparse.Namespace) -> int:
 
 def run_demo(task: str, seed: int, as_json: bool) -> int:
     """Runs and prints it. Returns the exit status."""
-    console = Console(highlight=False, file=sys.stderr if as_json else sys.stdout, quiet=as_json)
+    file = sys.stderr if as_json else sys.stdout
+    console = Console(highlight=False, file=file, quiet=as_json, force_interactive=moving(file))
     sample = draw(task, HELD_OUT + seed)
     model, tokenizer = load_reasoner()
     ids = prompt_ids(tokenizer, sample.prompt)
@@ -140,7 +142,7 @@ def run_demo(task: str, seed: int, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _screen(console: Console, tokenizer, config: SSRConfig) -> Iterator[_Screen | None]:
-    if not console.is_terminal:
+    if not console.is_interactive:
         yield None
         return
     ends = config.thinking_end

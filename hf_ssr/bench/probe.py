@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
@@ -11,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ..comparing import prompt_ids
+from ..terminal import moving
 from .command import WIDTH, add_machine_arguments, model_of
 from .exactness import Comparison, Reader, Report, Steps, plain_steps
 from .tasks import HELD_OUT, draw
@@ -220,7 +222,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
     model, tokenizer = model_of(arguments)
     prompt = draw("class", HELD_OUT).prompt if arguments.prompt is None else arguments.prompt
     ids = prompt_ids(tokenizer, prompt).to(model.device)
-    progress = Console(stderr=True)
+    progress = Console(stderr=True, force_terminal=moving(sys.stderr))
     report = probe(
         model, ids, arguments.steps, arguments.widths, lambda runs: track(runs, "comparing", console=progress)
     )

@@ -2,6 +2,7 @@
 
 import gc
 import statistics
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..comparing import Run, agreeing, difference_between, timed_generate
 from ..config import SSRConfig
+from ..terminal import moving
 from ..thinking import split_thinking
 from .methods import ORACLE, arguments_of
 from .records import RUNS, SAMPLES, Record, read_lines, read_records, whole_groups, write_lines
@@ -84,7 +86,7 @@ class Bench:
         todo = [each for each in todo if (each[1].task, each[1].name, each[0]) not in done][self.rank :: self.ranks]
         first = {prompt.task: prompt.name for prompt in reversed(prompts)}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        console = Console(stderr=True, quiet=self.rank > 0)
+        console = Console(stderr=True, quiet=self.rank > 0, force_terminal=moving(sys.stderr))
         with Progress(*columns, console=console) as bar:
             shown = bar.add_task("warm-up", total=len(todo) * len(self.methods))
             try:
