@@ -27,7 +27,9 @@ class SSROutput(GenerateDecoderOnlyOutput):
 
 class Stream:
     """
-    A streamer that is ended exactly once, however generation ends: its reader must not wait for ever.
+    A streamer that is ended once: at the end, on Ctrl-C, and after an error if its reader iterates over it
+    (`TextIteratorStreamer`), as that reader would wait for ever. To any other an end says that the text is complete
+    (`transformers serve` would send half an answer as a whole one): after an error it has none, as in plain `generate`.
 
     Tokens pass through `put` one by one, in the shapes of plain `generate`. A child's draft is shown as it grows, but
     only to a streamer that has transformers' `put_draft`.
@@ -62,8 +64,9 @@ class Stream:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
+        is_waited_for = hasattr(self.streamer, "__iter__") or hasattr(self.streamer, "__aiter__")
         if error is None:
             self.end()
-            return
-        with contextlib.suppress(Exception):  # the first error is the one to report
-            self.end()
+        elif is_waited_for or not isinstance(error, Exception):
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                self.end()

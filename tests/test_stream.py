@@ -1,4 +1,4 @@
-"""Streams, faults and interrupts: the output so far is plain's, the stream ends once, model and cache stay usable."""
+"""Streams, faults and interrupts: the output so far is plain's, a stream ends at most once, model and cache stay usable."""
 
 import itertools
 
@@ -34,6 +34,13 @@ class Recorder(BaseStreamer):
 
     def end(self):
         self.ends += 1
+
+
+class Iterated(Recorder):
+    """Its reader waits in another thread, as that of a `TextIteratorStreamer`."""
+
+    def __iter__(self):
+        return iter(self.tokens)
 
 
 class Previewer(Recorder):
@@ -120,7 +127,7 @@ def test_a_streamer_that_raises(plain_and_model, error):
         cache = DynamicCache(config=model.config)
         with pytest.raises(error, match="no more"):
             run(model, plain.ids, {}, generation_config=config_of(plain), streamer=streamer, cache=cache)
-        assert streamer.ends == 1
+        assert streamer.ends == (error is KeyboardInterrupt)
         assert streamer.tokens == plain.new[:fail_at]
         # the cache is as plain leaves it, and the user can go on with it
         assert cache.get_seq_length() == plain.ids.shape[1] + fail_at - 1
@@ -197,7 +204,7 @@ class FailAt(LogitsProcessor):
 
 
 def test_a_processor_or_criterion_that_raises(plain_and_model):
-    """The error comes through, the stream ends, the next call is right: in the thought and in the answer."""
+    """The error comes through, and nothing calls the text complete; the next call is right. In thought and answer."""
     plain, model = plain_and_model
 
     class Failing(StopAt):
@@ -217,7 +224,7 @@ def test_a_processor_or_criterion_that_raises(plain_and_model):
             streamer, cache = Recorder(), DynamicCache(config=model.config)
             with pytest.raises(ArithmeticError):
                 run(model, plain.ids, {}, generation_config=config, streamer=streamer, cache=cache, **kwargs)
-            assert streamer.ends == 1
+            assert streamer.ends == 0
             assert streamer.tokens == plain.new[: len(streamer.tokens)]
             assert rows_of(cache) == {1}
             assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
@@ -274,24 +281,26 @@ def test_out_of_memory_beside_a_child(model, rows):
     assert rows > 1 or rows_of(output.cache) == {1}
 
 
+@pytest.mark.parametrize("kind, ends", [(Recorder, 0), (Iterated, 1)])
 @pytest.mark.parametrize("route", ["mode", "callable"])
-def test_refused_settings_end_the_stream(model, route):
-    """A reader in another thread must not wait for ever for a call that was refused."""
+def test_refused_settings(model, route, kind, ends):
+    """A reader that iterates must not wait for ever for a call that was refused; no other is told that all is well."""
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
-    streamer = Recorder()
+    streamer = kind()
     call = {"custom_generate": hf_ssr.generate} if route == "callable" else {}
     with pytest.raises(ValueError, match="prediction_ids"):
         config = config_of(plain, prediction_ids=[VOCAB_SIZE + 5])
         run(model, plain.ids, {}, generation_config=config, streamer=streamer, **call)
-    assert streamer.ends == 1
+    assert streamer.ends == ends
 
 
+@pytest.mark.parametrize("kind, ends", [(Recorder, 0), (Iterated, 1)])
 @pytest.mark.parametrize("settings", [{"draft_budgets": [-1]}, {"draft_budgets": [2], "draft_interval": 3}])
-def test_keywords_refused_by_a_callable_end_the_stream(model, settings):
-    streamer = Recorder()
+def test_keywords_refused_by_a_callable(model, settings, kind, ends):
+    streamer = kind()
     with pytest.raises(ValueError, match="draft_budgets"):
         run(model, prompt_ids(), {"max_new_tokens": 5}, custom_generate=hf_ssr.generate, streamer=streamer, **settings)
-    assert streamer.ends == 1
+    assert streamer.ends == ends
 
 
 def test_a_streamer_may_change_what_it_is_given(model):
@@ -315,10 +324,10 @@ def test_another_strategy_ends_the_stream_once(model):
     assert torch.equal(output, plain.sequences)
     assert [t for v in streamer.values[1:] for t in v.flatten().tolist()] == plain.new
     assert streamer.ends == 1
-    streamer = Recorder()
-    with pytest.raises(ValueError, match="`streamer` cannot be used with beam search"):
-        run(model, plain.ids, {**plain.settings, "num_beams": 2}, streamer=streamer, **call)
-    assert streamer.ends == 1
+    for streamer, ends in ((Recorder(), 0), (Iterated(), 1)):
+        with pytest.raises(ValueError, match="`streamer` cannot be used with beam search"):
+            run(model, plain.ids, {**plain.settings, "num_beams": 2}, streamer=streamer, **call)
+        assert streamer.ends == ends
 
 
 class CountCalls(LogitsProcessor):
