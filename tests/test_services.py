@@ -281,6 +281,17 @@ def test_other_endpoints(service):
     assert replies[0] == replies[1] and all("class Robot" in text for text in replies[0])
 
 
+def test_python_blocks_of_the_docs(service, capsys):
+    """One after another, with this service's address and folder."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/services.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    names = {}
+    for block in blocks:
+        block = block.replace("http://127.0.0.1:8000", service.url).replace("/path/to/my-model", service.model("ssr"))
+        exec(block.replace("Write a Python class for a bank account.", SAMPLES["class"].prompt), names)
+    assert "class Robot" in capsys.readouterr().out
+
+
 def test_chat(service):
     """The command of `docs/services.md`, its questions from a pipe. Offline mode would refuse loopback too."""
     question = "Write class Robot with rate, city."

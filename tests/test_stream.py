@@ -1,4 +1,4 @@
-"""Streams, faults and interrupts: the output so far is plain's, a stream ends at most once, model and cache stay usable."""
+"""Streams, faults, interrupts: the output so far is plain's, a stream ends at most once, model and cache stay whole."""
 
 import itertools
 
