@@ -288,7 +288,7 @@ def test_python_blocks_of_the_docs(service, capsys):
     names = {}
     for block in blocks:
         block = block.replace("http://127.0.0.1:8000", service.url).replace("/path/to/my-model", service.model("ssr"))
-        exec(block.replace("Write a Python class for a bank account.", SAMPLES["class"].prompt), names)
+        exec(block.replace('"Write a Python class for a bank account."', repr(SAMPLES["class"].prompt)), names)
     assert "class Robot" in capsys.readouterr().out
 
 
