@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import hf_ssr
 from hf_ssr.bench.tasks import HELD_OUT, check, draw
 from hf_ssr.hub import export
 
@@ -25,6 +26,7 @@ pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.slow  # the server takes a while to start
 ROOT = Path(__file__).parent.parent
 COMMAND = str(Path(sys.executable).parent / "transformers")
+DOCUMENT = (ROOT / "docs/services.md").read_text()
 SAMPLES = {task: draw(task, HELD_OUT) for task in ("class", "ledger")}
 # In the server's interpreter: a line in a file for each forward of a model.
 COUNT_FORWARDS = """
@@ -281,17 +283,6 @@ def test_other_endpoints(service):
     assert replies[0] == replies[1] and all("class Robot" in text for text in replies[0])
 
 
-def test_python_blocks_of_the_docs(service, capsys):
-    """One after another, with this service's address and folder."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/services.md").read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
-    names = {}
-    for block in blocks:
-        block = block.replace("http://127.0.0.1:8000", service.url).replace("/path/to/my-model", service.model("ssr"))
-        exec(block.replace('"Write a Python class for a bank account."', repr(SAMPLES["class"].prompt)), names)
-    assert "class Robot" in capsys.readouterr().out
-
-
 def test_chat(service):
     """The command of `docs/services.md`, its questions from a pipe. Offline mode would refuse loopback too."""
     question = "Write class Robot with rate, city."
@@ -310,3 +301,38 @@ def test_chat(service):
     tokens = expected.usage.completion_tokens
     assert "class Robot" in result.stdout and f"{tokens} tokens in" in result.stdout
     assert len(service.forwards) - before < tokens
+
+
+def test_a_service_of_your_own(folders, monkeypatch):
+    """The code of `docs/services.md`: the text, "answer now", a reader that goes, an error."""
+    monkeypatch.chdir(folders)
+    (folders / "model_folder").symlink_to("plain")
+    code = DOCUMENT.split("<!-- a service of your own -->\n```python\n")[1].split("```")[0]
+    names = {}
+    exec(code.replace("max_new_tokens=4096", "max_new_tokens=1024").split("\n\nfor piece in")[0], names)
+    messages = [{"role": "user", "content": SAMPLES["class"].prompt}]
+    whole = "".join(names["answer"](messages, hf_ssr.StopThinking()))
+    assert check(SAMPLES["class"], whole.split("</think>")[1].removesuffix("<|im_end|>").strip())
+    stop, pieces = hf_ssr.StopThinking(), []
+    for piece in names["answer"](messages, stop):
+        pieces.append(piece)
+        stop.set()
+    thought, answer = "".join(pieces).split("</think>")
+    assert len(thought) < len(whole.split("</think>")[0]) and "class Robot" in answer
+    forwards = []
+    names["model"].register_forward_hook(lambda *_: forwards.append(1))
+    reader = names["answer"](messages, hf_ssr.StopThinking())
+    next(reader)
+    reader.close()
+    assert len(forwards) < 60
+    names["config"].prediction_ids = [10**6]
+    with pytest.raises(ValueError, match="prediction_ids"):
+        "".join(names["answer"](messages, hf_ssr.StopThinking()))
+
+
+def test_the_documented_commands():
+    """Are those that are tried here."""
+    assert "transformers serve model_folder --trust-remote-code --host 127.0.0.1 --port 8000\n" in DOCUMENT
+    assert "transformers chat model_folder http://127.0.0.1:8000/v1 do_sample=False max_new_tokens=4096\n" in DOCUMENT
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
+    assert len(blocks) == 3 and all(compile(block, "docs/services.md", "exec") for block in blocks)

@@ -1,6 +1,8 @@
-"""Streams, faults, interrupts: the output so far is plain's, a stream ends at most once, model and cache stay whole."""
+"""Streams, faults, interrupts: the output so far is plain's, a stream ends once at most, model and cache live on."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -138,6 +140,21 @@ def test_a_streamer_that_raises(plain_and_model, error):
         if fail_at < 60:
             assert torch.equal(run(model, text, rest, cache=cache), plain.sequences)
     assert torch.equal(run(model, plain.ids, {}, generation_config=config_of(plain)), plain.sequences)
+
+
+def test_a_reader_that_goes_leaves_no_cache(plain_and_model):
+    """A service stops a text by an error in `put`; what it held is free once the error is dealt with."""
+    plain, model = plain_and_model
+    caches = weakref.WeakSet()
+    handle = model.register_forward_pre_hook(lambda _, args, kwargs: caches.add(kwargs["cache"]), with_kwargs=True)
+    for fail_at in (3, 8, plain.close + 4):
+        try:
+            run(model, plain.ids, {}, generation_config=config_of(plain), streamer=Recorder(fail_at))
+        except RuntimeError:
+            assert caches
+        gc.collect()
+        assert not caches
+    handle.remove()
 
 
 @pytest.mark.parametrize("where", range(1, 25, 2))

@@ -177,6 +177,24 @@ def test_two_threads_on_two_models():
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_5"])
+@pytest.mark.measured_costs
+def test_threads_on_one_model(architecture):
+    """They share what was measured of it, and nothing else: as with plain `generate`, each text is its own."""
+    model = build_once(architecture)
+    plains = [plain_run(model, {"max_new_tokens": n, "do_sample": False}) for n in (60, 50, 40)]
+
+    def answer(plain):
+        config = config_for(plain.new, plain.close, plain.settings)
+        config.update(prediction_ids=None, draft_budgets="auto" if len(plain.new) == 50 else [3], max_overhead="off")
+        return [run(model, plain.ids, {}, generation_config=config) for _ in range(3)]
+
+    with ThreadPoolExecutor(3) as pool:
+        for plain, outputs in zip(plains, pool.map(answer, plains), strict=True):
+            assert all(torch.equal(output.sequences, plain.sequences) for output in outputs)
+            assert all(output.metrics.target_forwards < len(plain.new) + 1 for output in outputs)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_5"])
 def test_weights_offloaded_by_accelerate(architecture, tmp_path):
     model = build(architecture)
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
