@@ -19,7 +19,7 @@ from .conversation import Conversation, Reply
 from .loading import add_model_arguments, load_model, load_tokenizer
 from .options import add_drafting_arguments, add_text_arguments, settings_of, settle_markers
 from .stopping import StopThinking
-from .terminal import ThoughtAndAnswer
+from .terminal import ThoughtAndAnswer, dim
 
 HELP = """\
 /new [SYSTEM]        begin another chat, with a system prompt if there is text
@@ -34,7 +34,7 @@ HELP = """\
 /exit                leave (or Ctrl-D)
 A line that ends in \\ goes on in the next. A message that begins with / is written with two.
 Ctrl-C: answer now; again, or when no thought is open: stop, and keep what there is."""
-OF_TEXT = ("max_new_tokens", "do_sample", "temperature", "top_p", "top_k")
+OF_TEXT = {"max_new_tokens": int, "do_sample": bool, "temperature": float, "top_p": float, "top_k": int}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def chat_command(arguments: argparse.Namespace) -> int:
     Runs the chat until its input ends. Returns the exit status.
 
     Raises:
-        `ValueError`, `OSError`: before the first message, for what does not fit.
+        `ValueError`, `OSError`: before the first message, for what does not fit. Later errors are printed.
     """
     settings = settings_of(arguments)
     config = SSRConfig(**settings)
@@ -69,15 +69,15 @@ def chat_command(arguments: argparse.Namespace) -> int:
         try:
             if not session.handle(line):
                 break
-        except (ValueError, OSError) as error:
+        except Exception as error:  # a template that refuses, no memory, ...: whatever it is, the chat is not lost
             note(f"hf-ssr: {error}")
     return 0
 
 
 def note(text: str) -> None:
     """A line that is not the model's, dim on a terminal."""
-    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
+    begin, end = dim()
+    print(f"{begin}{text}{end}", file=sys.stderr, flush=True)
 
 
 def messages() -> Iterator[str]:
@@ -240,6 +240,9 @@ class Session:
             note(f"{name} = {self.settings.get(name)!r}")
             return
         settings = {**self.settings, name: _value(value)}
+        kinds = {int: (int,), bool: (bool,), float: (float, int)}.get(OF_TEXT.get(name))
+        if kinds is not None and settings[name] is not None and type(settings[name]) not in kinds:
+            raise ValueError(f"`{name}` must be of type {kinds[0].__name__}, but is {value}.")
         config = SSRConfig(**settings)
         settle_markers(config, self.conversation.tokenizer)
         self.conversation.config, self.settings = config, settings

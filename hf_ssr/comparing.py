@@ -38,8 +38,14 @@ def prompt_ids(tokenizer, prompt: str, prefill: str = "") -> torch.LongTensor:
     """A user's message in the chat template, if there is one, and how the model's turn begins; `(1, prompt_length)`."""
     if tokenizer.chat_template is None:
         return tokenizer(prompt + prefill, return_tensors="pt").input_ids
-    chat = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, enable_thinking=True)
+    return chat_ids(tokenizer, [{"role": "user", "content": prompt}], prefill, enable_thinking=True)
+
+
+def chat_ids(tokenizer, messages, prefill: str, add_generation_prompt: bool = True, **settings) -> torch.LongTensor:
+    """Messages in the chat template, which is told `settings`, and how the model's turn begins; `(1, length)`."""
+    text = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, tokenize=False, **settings
+    )
     return tokenizer(text + prefill, return_tensors="pt", add_special_tokens=False).input_ids
 
 

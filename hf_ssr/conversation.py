@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 
-from .comparing import agreeing
+from .comparing import agreeing, chat_ids
 from .config import SSRConfig
 from .forking import unsupported_cache
 from .markers import resolve_markers
@@ -67,12 +67,14 @@ class TurnCache:
         cache, held, self._cache = self._cache, self._ids, None
         shared = min(agreeing(held, ids), len(ids) - 1)
         if cache is None or shared == 0:
+            self._copies = None  # the next text may be another
             return None, 0
         stuck = shared < len(held) and not all(map(_can_go_back, cache.layers))
         self.needs_copies = self.needs_copies or stuck
         copies = [None] * len(cache.layers)
         if stuck:
             if self._copies is None or self._copies[0] > shared:
+                self._copies = None
                 return None, 0
             shared, copies = self._copies
         for place, (layer, earlier) in enumerate(zip(cache.layers, copies, strict=True)):
@@ -183,10 +185,10 @@ class Conversation:
         self.messages = [] if system is None else [{"role": "system", "content": system}]
 
     def _ids(self, messages: list[dict[str, str]], is_turn: bool = True) -> list[int]:
-        text = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=is_turn, tokenize=False, **self.template_settings
-        )
-        return self.tokenizer(text + self.prefill * is_turn, add_special_tokens=False).input_ids
+        prefill = self.prefill if is_turn else ""
+        return chat_ids(self.tokenizer, messages, prefill, add_generation_prompt=is_turn, **self.template_settings)[
+            0
+        ].tolist()
 
     def _config_for(self, prompt_tokens: int) -> SSRConfig:
         config = copy.deepcopy(self.config)

@@ -65,6 +65,11 @@ def moving(file: TextIO) -> bool | None:
     return None if file.isatty() and "JPY_PARENT_PID" not in os.environ else False
 
 
+def dim() -> tuple[str, str]:
+    """What begins and ends dim text on stderr; nothing where it is no terminal."""
+    return ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+
+
 class _TextTo(TextStreamer):
     """Writes text to a file, without the white space it begins with, each piece between two strings."""
 
@@ -85,8 +90,7 @@ class ThoughtAndAnswer(BaseStreamer):
 
     def __init__(self, tokenizer, config: SSRConfig, prompt: list[int]):
         self._state = ThinkingState(resolve_markers(config, tokenizer), prompt)
-        dim = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-        self._thought = _TextTo(tokenizer, sys.stderr, *dim)
+        self._thought = _TextTo(tokenizer, sys.stderr, *dim())
         self._answer = _TextTo(tokenizer, sys.stdout, skip_special_tokens=True)
         self._held: list[int] = []  # may turn out to be a marker
         self._is_prompt = True

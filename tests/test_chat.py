@@ -9,12 +9,14 @@ import sys
 import types
 
 import pytest
+import torch
 from conftest import build_once
+from transformers import DynamicCache
 
 from hf_ssr import SSRConfig
 from hf_ssr.chat import HELP, Interrupts, Session
 from hf_ssr.cli import main
-from hf_ssr.conversation import Conversation
+from hf_ssr.conversation import Conversation, TurnCache
 from hf_ssr.terminal import ThoughtAndAnswer
 
 DROPS_THOUGHTS = (
@@ -87,6 +89,28 @@ def test_a_template_that_keeps_thoughts(chat_tokenizer):
     anew = conversation_of(model, chat_tokenizer, forced_close="</think>")
     anew.messages = chat.messages[:2]
     assert anew.ask("two").answer == second.answer
+
+
+def test_copies_of_another_text_are_not_gone_back_to():
+    """States tell nothing of the text that they are of."""
+    model, kept = build_once("qwen3_5"), TurnCache()
+
+    def read(ids: list[int]) -> DynamicCache:
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(torch.tensor([ids]), cache=cache)
+        return cache
+
+    first, other = list(range(10, 20)), list(range(50, 65))
+    kept.keep(read(first), first)
+    assert kept.take([*first[:8], 99, 98]) == (None, 0) and kept.needs_copies
+    kept.remember(read(first), 10)
+    kept.keep(read([*first, 5]), [*first, 5])
+    assert kept.take([*first, 6, 7])[1] == 10
+    kept.keep(read([*first, 5]), [*first, 5])
+    assert kept.take(other) == (None, 0)
+    kept.keep(read(other), other)
+    assert kept.take([*other[:12], 99]) == (None, 0)
 
 
 def test_what_the_chat_does_not_take(chat_tokenizer, model):
@@ -229,6 +253,30 @@ def test_commands(folder, monkeypatch, capsys, tmp_path):
     assert "not read" not in seen.err
     # hello, its retry, two lines, //help and fast; the thought is not in the answer
     assert seen.err.count("tokens of the chat were in the cache]") == 5
+
+
+def test_nothing_ends_the_chat(folder, monkeypatch, capsys):
+    """Neither a setting of the wrong type, nor an error of the model or of the template."""
+    lines = ["hello", "/set temperature hot", "/set max_new_tokens many", "/set do_sample 1", "/set temperature 1"]
+    ask, calls = Conversation.ask, []
+
+    def failing(self, *args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("no memory")
+        return ask(self, *args)
+
+    monkeypatch.setattr(Conversation, "ask", failing)
+    seen = chat(folder, monkeypatch, capsys, [*lines, "and on", "still"])
+    for text in (
+        "`temperature` must be of type float, but is hot.",
+        "`max_new_tokens` must be of type int, but is many.",
+        "`do_sample` must be of type bool, but is 1.",
+        "temperature = 1 from the next message on",
+        "hf-ssr: no memory",
+    ):
+        assert text in seen.err
+    assert seen.err.count("tokens of the chat were in the cache]") == 2
 
 
 def test_a_setting_that_needs_markers(folder, monkeypatch, capsys):
