@@ -211,14 +211,16 @@ def _summary(run: Run) -> str:
     if len(stages) > 3:
         stages = [stages[0], f"... {len(stages)} times in all ...", stages[-1]]
     drafted = (
-        f"drafted the answer: {', '.join(stages)}" if stages else "had no time to draft: the thought was too short"
+        f"Meanwhile a fork of it closed the thought early and drafted the answer: {', '.join(stages)}."
+        if stages
+        else "No fork of it drafted the answer: the thought was too short, or it did not promise to pay on this machine."
     )
     repeated = f" {metrics.thinking_accepted_tokens} of these repeated what stood there before." * (
         metrics.thinking_accepted_tokens > 0
     )
     return (
-        f"The model thought for {metrics.thinking_tokens} tokens.{repeated} Meanwhile a fork of it closed the thought "
-        f"early and {drafted}. Then the model checked what was proposed, many tokens in a forward: "
+        f"The model thought for {metrics.thinking_tokens} tokens.{repeated} {drafted} "
+        f"Then the model checked what was proposed, many tokens in a forward: "
         f"{metrics.accepted_tokens} of the answer's {metrics.answer_tokens} tokens it did not have to write one by "
         f"one, {from_draft} of them from drafts; the others repeated what stood there before. What it says is what it "
         "would have said alone. How much is proposed depends on what forwards are measured to cost here, so counts "
