@@ -213,7 +213,7 @@ def _summary(run: Run) -> str:
     drafted = (
         f"Meanwhile a fork of it closed the thought early and drafted the answer: {', '.join(stages)}."
         if stages
-        else "No fork of it drafted the answer: the thought was too short, or it did not promise to pay on this machine."
+        else "No fork of it drafted the answer: the thought was too short, or it did not promise to pay here."
     )
     repeated = f" {metrics.thinking_accepted_tokens} of these repeated what stood there before." * (
         metrics.thinking_accepted_tokens > 0
