@@ -16,8 +16,8 @@ from transformers import StoppingCriteria
 
 from .config import SETTINGS, SSRConfig
 from .conversation import Conversation, Reply
-from .loading import add_model_arguments, load_model, load_tokenizer
-from .options import add_drafting_arguments, add_text_arguments, settings_of, settle_markers
+from .loading import load_model, load_tokenizer, settle_markers
+from .options import settings_of
 from .stopping import StopThinking
 from .terminal import ThoughtAndAnswer, dim
 
@@ -35,18 +35,6 @@ HELP = """\
 A line that ends in \\ goes on in the next. A message that begins with / is written with two.
 Ctrl-C: answer now; again, or when no thought is open: stop, and keep what there is."""
 OF_TEXT = {"max_new_tokens": int, "do_sample": bool, "temperature": float, "top_p": float, "top_k": int}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `hf-ssr chat` takes."""
-    model = parser.add_argument_group("model")
-    shipped = "a folder, or an id on the Hub (default: the small reasoner of `hf-ssr demo`, which knows its tasks only)"
-    model.add_argument("--model", metavar="PATH_OR_ID", help=shipped)
-    add_model_arguments(model)
-    model.add_argument("--prefill", default="", metavar="TEXT", help="how each of its turns begins, e.g. '<think>'")
-    model.add_argument("--system", metavar="TEXT", help="the system prompt")
-    add_drafting_arguments(parser)
-    add_text_arguments(parser, max_new_tokens=4096)
 
 
 def chat_command(arguments: argparse.Namespace) -> int:

@@ -1,15 +1,16 @@
 """`SSRConfig`: every setting of SSR, documented and validated once."""
 
 import copy
-import difflib
+import importlib
 import warnings
 from typing import Any
 
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 from .markers import resolved_settings
-from .validating import SOURCES, validate_settings
+from .validating import SETTINGS, SOURCES, forks_on_request, refuse_lookalikes, validate_settings
 
 # What a setting is when neither the call nor the model's own config says.
 DEFAULTS = {
@@ -24,27 +25,6 @@ DEFAULTS = {
     "grow_in_place": True,
     "strict": False,
 }
-SETTINGS = (
-    "draft_budgets",
-    "draft_interval",
-    "max_draft_length",
-    "thinking_budget",
-    "thinking_start",
-    "thinking_end",
-    "forced_close",
-    "verify",
-    "num_draft_tokens",
-    "min_match_length",
-    "sources",
-    "draft_temperature",
-    "draft_seed",
-    "speculate_thinking",
-    "max_overhead",
-    "grow_in_place",
-    "strict",
-    "prediction_ids",
-)
-
 # The installed package and each copy of it from the Hub register a mode of their own: they can live side by side.
 GENERATION_MODE = "ssr" if __package__ == "hf_ssr" else f"ssr_{__package__}".replace(".", "_")
 
@@ -155,7 +135,7 @@ class SSRConfig(GenerationConfig):
         for name, value in locals().copy().items():
             if name in SETTINGS:
                 setattr(self, name, value)
-        _refuse_misspelt(kwargs)
+        refuse_lookalikes(kwargs, known=vars(GenerationConfig()))
         super().__init__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -207,12 +187,14 @@ class SSRConfig(GenerationConfig):
     @property
     def forks_on_request(self) -> bool:
         """Whether budgets or an interval were asked for, not left to the default."""
-        return self.draft_interval is not None or self.draft_budgets not in (None, "auto", [])
+        return forks_on_request(self)
 
     def get_generation_mode(self, assistant_model=None) -> str:
         """The mode of SSR, or the one that other settings ask for, with a warning (an error if `strict`)."""
         other = self.other_mode(assistant_model)
         if other is None:
+            if GENERATION_MODE not in GENERATION_MODES_MAPPING:  # this module alone was imported, as by `pickle`
+                importlib.import_module(".generate", __package__)
             return GENERATION_MODE
         not_applicable(self, f"other settings ask for {_readable(other)}", _readable(other))
         return other
@@ -284,13 +266,3 @@ def not_applicable(config: SSRConfig, reason: str, instead: str = "plain decodin
     if config.setting("strict"):
         raise ValueError(f"SSR does not apply: {reason}; `strict` is set. Change that, or unset `strict`.")
     warnings.warn(f"SSR does not apply: {reason}; running {instead}.", stacklevel=2)
-
-
-def _refuse_misspelt(kwargs: dict[str, Any]) -> None:
-    known = set(vars(GenerationConfig()))
-    for name in kwargs:
-        if name in known or name.startswith("_"):
-            continue
-        close = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=0.85)
-        if close:
-            raise ValueError(f"`{name}` is not a setting of SSRConfig: did you mean `{close[0]}`?")

@@ -1,9 +1,8 @@
 """A Hub repository, or any folder, from which transformers can load SSR with nothing installed."""
 
+import argparse
 import shutil
 from pathlib import Path
-
-from transformers.dynamic_module_utils import get_relative_import_files
 
 from .version import TRANSFORMERS_FLOOR
 
@@ -41,6 +40,32 @@ def card_names() -> list[str]:
     return sorted({path.parent.name for folder in CARD_FOLDERS for path in folder.glob("ssr*/README.md")})
 
 
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `hf-ssr export` takes."""
+    parser.add_argument(
+        "folder",
+        metavar="FOLDER",
+        help="new, or with a model in it: custom_generate/ is written or replaced, README.md added if there is none",
+    )
+    parser.add_argument("--card", metavar="NAME", help=f"its README.md: one of {', '.join(card_names())}")
+
+
+def export_command(arguments: argparse.Namespace) -> int:
+    """
+    Writes SSR into the folder, and says how it is used. Returns the exit status.
+
+    Raises:
+        `ValueError`, `OSError`: see `export`.
+    """
+    written = export(arguments.folder, arguments.card)
+    print(f"{len(written)} files written to {arguments.folder}")
+    print(
+        f"use: model.generate(**inputs, custom_generate={arguments.folder!r}, trust_remote_code=True, "
+        "tokenizer=tokenizer)"
+    )
+    return 0
+
+
 def export(folder: str | Path, card: str | None = None) -> list[Path]:
     """
     Writes `custom_generate/` into a folder: `generate.py`, the modules it imports, flat, and `requirements.txt`.
@@ -67,6 +92,8 @@ def export(folder: str | Path, card: str | None = None) -> list[Path]:
         raise ValueError(f"`folder`={str(folder)!r} must be a folder, but is a file: name another.")
     readme = folder / "README.md"
     text = _CARD if card is None else _text_of_card(card, readme)
+    from transformers.dynamic_module_utils import get_relative_import_files  # here, so that help need not wait for it
+
     target = folder / "custom_generate"
     if target.exists():
         shutil.rmtree(target)

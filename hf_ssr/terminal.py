@@ -1,11 +1,11 @@
-"""What the command writes to a terminal: thought and answer as they come, and what is wrong with how it was called."""
+"""What the command writes to a terminal: thought and answer as they come."""
 
-import argparse
 import os
+import signal
 import sys
-import textwrap
-from pathlib import Path
-from typing import NoReturn, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
 import torch
 from transformers import TextStreamer
@@ -14,47 +14,6 @@ from transformers.generation.streamers import BaseStreamer
 from .config import SSRConfig
 from .markers import resolve_markers
 from .thinking import ThinkingState
-
-
-class Help(argparse.HelpFormatter):
-    """Breaks lines between words, not at the hyphens of a name (`ssr-qwen3-8b`, `hf-ssr`)."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return textwrap.indent("\n".join(self._split_lines(text, width - len(indent))), indent)
-
-
-class HelpAsWritten(Help):
-    """Keeps the lines of a description and of what stands below the options."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return textwrap.indent(text, indent)
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def __init__(self, *args, formatter_class=Help, **kwargs):
-        super().__init__(*args, formatter_class=formatter_class, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the command."""
-        fail(f"{message}; see {self.prog} --help")
-
-
-def fail(message: str) -> NoReturn:
-    """One line on stderr, exit status 2."""
-    print(f"hf-ssr: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def existing_file(text: str) -> Path:
-    """A type of argparse: the path of a file that is there."""
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
-    return Path(text)
 
 
 def moving(file: TextIO) -> bool | None:
@@ -68,6 +27,18 @@ def moving(file: TextIO) -> bool | None:
 def dim() -> tuple[str, str]:
     """What begins and ends dim text on stderr; nothing where it is no terminal."""
     return ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+
+
+@contextmanager
+def interrupts_raise() -> Iterator[None]:
+    """Ctrl-C is a `KeyboardInterrupt` within, where the command ends at once otherwise (`__main__.py`)."""
+    earlier = signal.getsignal(signal.SIGINT)
+    if earlier is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, earlier)
 
 
 class _TextTo(TextStreamer):

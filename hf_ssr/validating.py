@@ -1,9 +1,78 @@
 """Rules for the settings of SSR: each error names the setting, the rule, the value, and what to do."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 SOURCES = ("draft", "thought", "prompt", "answer")
 VERIFY_RULES = ("exact", "speculative", "block", "coupled")
+SETTINGS = (
+    "draft_budgets",
+    "draft_interval",
+    "max_draft_length",
+    "thinking_budget",
+    "thinking_start",
+    "thinking_end",
+    "forced_close",
+    "verify",
+    "num_draft_tokens",
+    "min_match_length",
+    "sources",
+    "draft_temperature",
+    "draft_seed",
+    "speculate_thinking",
+    "max_overhead",
+    "grow_in_place",
+    "strict",
+    "prediction_ids",
+)
+
+# Words that no setting of transformers has: an unknown one with such a word is meant for SSR.
+_OWN_WORDS = {"draft", "thinking", "budget", "overhead", "prediction", "verify", "speculate"}
+_SAME_WORD = {
+    **dict.fromkeys(("think", "thought"), "thinking"),
+    **dict.fromkeys(("speculative", "speculation"), "speculate"),
+    "predicted": "prediction",
+    "verification": "verify",
+}
+_MISSPELT = 0.85  # how alike two names are, as `difflib` has it, if one is the other misspelt
+
+
+def refuse_lookalikes(names: Iterable[str], known: Iterable[str] = ()) -> None:
+    """
+    Refuses settings that were meant for SSR and are none: transformers would keep them, and nothing would heed them.
+
+    Args:
+        names (`Iterable[str]`): those of SSR, those that begin with `_`, and those that look like none of SSR pass.
+        known (`Iterable[str]`): settings of others, which pass too, as do names that are nearer to these.
+
+    Raises:
+        `ValueError`: naming the settings that are nearest.
+    """
+    known = list(known)
+    for name in names:
+        if name in known or name in SETTINGS or name.startswith("_"):
+            continue
+        near = difflib.get_close_matches(name, [*SETTINGS, *known], n=1, cutoff=_MISSPELT)
+        near = near or _with_the_same_words(name)
+        if near and near[0] in SETTINGS:
+            meant = " or ".join(f"`{setting}`" for setting in near)
+            raise ValueError(f"`{name}` is not a setting of SSRConfig: did you mean {meant}?")
+
+
+def _with_the_same_words(name: str) -> list[str]:
+    """Settings that share most words with `name`, at least one of them a word of ours; at most three."""
+    if not _words(name) & _OWN_WORDS:
+        return []
+    shared = {setting: len(_words(name) & _words(setting)) for setting in SETTINGS if _words(name) & _words(setting)}
+    most = [setting for setting, count in shared.items() if count == max(shared.values())]
+    return difflib.get_close_matches(name, most, n=3, cutoff=0.0)
+
+
+def _words(name: str) -> set[str]:
+    words = {word.removesuffix("s") for word in name.lower().split("_")}
+    limit = {"budget"} if {"token", "thinking"} <= words else set()  # a number of thinking tokens is a budget
+    return {_SAME_WORD.get(word, word) for word in words} | limit
 
 
 def validate_settings(config) -> None:
@@ -81,13 +150,18 @@ def _validate_drafts(config) -> None:
         return
     if not isinstance(sources, (list, tuple)) or not all(s in SOURCES for s in sources):
         raise ValueError(f"`sources` must be a list of some of {list(SOURCES)}, but is {sources!r}.")
-    for name, wanted in (("prediction_ids", bool(config.prediction_ids)), ("draft_budgets", config.forks_on_request)):
+    for name, wanted in (("prediction_ids", bool(config.prediction_ids)), ("draft_budgets", forks_on_request(config))):
         if wanted and "draft" not in sources:
             name = "draft_interval" if name == "draft_budgets" and config.draft_interval is not None else name
             raise ValueError(
                 f"`{name}`={_short(getattr(config, name))} needs drafts, but `sources`={list(sources)!r} leaves them "
                 "out: add 'draft' to `sources`."
             )
+
+
+def forks_on_request(config) -> bool:
+    """Whether budgets or an interval were asked for, not left to the default."""
+    return config.draft_interval is not None or config.draft_budgets not in (None, "auto", [])
 
 
 def _is_int(value: Any, least: int) -> bool:

@@ -1,7 +1,6 @@
 """The versions: our own, and of the oldest transformers that will do."""
 
 import re
-from importlib import metadata
 
 __version__ = "0.1.0"
 TRANSFORMERS_FLOOR = "5.24"  # older ones lack cache operations that roll a draft back
@@ -14,6 +13,8 @@ def check_transformers() -> None:
     Raises:
         `ImportError`: if the transformers that is installed is older than `TRANSFORMERS_FLOOR`.
     """
+    from importlib import metadata  # takes longer than all else that `hf-ssr --help` needs
+
     try:
         installed = metadata.version("transformers")
     except metadata.PackageNotFoundError:

@@ -2,20 +2,23 @@
 
 import json
 import math
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import VOCAB_SIZE, build
 
 from hf_ssr import SSRConfig
-from hf_ssr.bench import runner
+from hf_ssr.bench import command, records, runner, suite
 from hf_ssr.bench.int8 import Int8Linear, parameters_of, to_int8
 from hf_ssr.bench.methods import METHODS, SSR_SETTINGS, arguments_of
 from hf_ssr.bench.reasoner import load_reasoner
-from hf_ssr.bench.records import Record, read_bench, read_records
+from hf_ssr.bench.records import REQUIRED, Record, read_bench, read_records
 from hf_ssr.bench.runner import Bench, Prompt, loops, overlap
+from hf_ssr.bench.suite import MOST_GENERATED, texts_of
 from hf_ssr.bench.summary import pooled, stages_of, summarize
 from hf_ssr.cli import main
 from hf_ssr.markers import resolved_settings
@@ -30,9 +33,8 @@ def test_every_method(tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "runs.jsonl").write_text("of another bench\n")
-    status = main(
-        ["bench", "--tasks", "path", "--limit", "1", "--methods", ",".join(METHODS), "--out", str(out), "--json"]
-    )
+    options = ["--tasks", "path", "--limit", "1", "--methods", ",".join(METHODS), "--json", "--overwrite"]
+    status = main(["bench", *options, "--out", str(out)])
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert status == 0 and json.loads((out / "summary.json").read_text()) == summary
     assert list(summary) == ["path"] and list(summary["path"]) == list(METHODS)
@@ -80,10 +82,10 @@ def test_prompts_from_a_file(tmp_path, capsys):
         (["--tasks", "humaneval"], "--data"),
         (["--sample"], "recommends nothing"),
         (["--resume"], "there is no bench in"),
-        (["--dtype", "float33"], "--dtype must be a torch dtype"),
+        (["--dtype", "float33"], "--dtype: must be one of auto, float64, float32"),
         (["--int8", "--device", "meta"], "--int8 is for a CPU"),
         (["--methods", "magic"], "'magic' is none of plain"),
-        (["--limit", "0"], "--limit must be at least 1"),
+        (["--limit", "0"], "--limit: must be an integer of at least 1"),
         (["--prompts", "nowhere.jsonl"], "argument --prompts: there is no file 'nowhere.jsonl'"),
         (["--prompts", "empty.jsonl"], "--prompts empty.jsonl is empty"),
         (["--prompts", "broken.jsonl"], "--prompts broken.jsonl: line 1 is no JSON"),
@@ -162,7 +164,95 @@ def test_resumed(tmp_path, capsys, monkeypatch):
         bench(out, "--repeats", "2", "--instruction", "Now. ", "--resume")
     assert "began with other prompts of these tasks" in capsys.readouterr().err
     assert len(lines_of(out)) == 12  # nothing lost
-    assert bench(out) == 0 and len(lines_of(out)) == 6  # without --resume it begins anew
+    assert bench(out, "--overwrite") == 0 and len(lines_of(out)) == 6
+
+
+def test_an_earlier_bench_is_not_lost(tmp_path, capsys, monkeypatch):
+    """Neither of one process nor of several that were stopped, unless that is asked for."""
+    monkeypatch.setattr(command, "load_model", lambda _: pytest.fail("a model is loaded"))
+    for name in ("runs.jsonl", "1-runs.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+        with pytest.raises(SystemExit):
+            bench(tmp_path)
+        error = capsys.readouterr().err
+        assert "holds the runs of an earlier bench" in error and "--resume" in error and "--overwrite" in error
+        assert (tmp_path / name).read_text() == "{}\n"
+        (tmp_path / name).unlink()
+    with pytest.raises(SystemExit):
+        bench(tmp_path, "--resume", "--overwrite")
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_each_run_is_written_when_it_is_done(tmp_path, monkeypatch):
+    """Behind plain, to which it is compared; what is there is read, and gone on with."""
+    timed, seen = runner.timed_generate, []
+
+    def looking(*args, **kwargs):
+        seen.append(len(read_records(tmp_path / "runs.jsonl")))
+        return timed(*args, **kwargs)
+
+    monkeypatch.setattr(runner, "timed_generate", looking)
+    assert bench(tmp_path, "--methods", "plain,suffix_only,ssr", "--limit", "2") == 0
+    # a warm-up of each; plain, suffix_only, ssr; then suffix_only, ssr, plain
+    assert seen == [0, 0, 0, 0, 1, 2, 3, 3, 3] and len(lines_of(tmp_path)) == 6
+
+
+def test_a_full_disk(tmp_path, capsys, monkeypatch):
+    """Runs that were finished are whole, the error names the file, and the bench goes on where there is room."""
+    monkeypatch.setattr(Bench, "_samples", lambda *_: [])
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert bench(whole) == 0
+    room = int(0.75 * (whole / "runs.jsonl").stat().st_size)
+    capsys.readouterr()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))  # a longer file is written up to there, then an error
+    try:
+        with pytest.raises(SystemExit) as error:
+            bench(out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith(f"hf-ssr: {out / 'runs.jsonl'} cannot be written") and "--resume" in message
+    kept = (out / "runs.jsonl").read_text()
+    assert 2 <= len(read_bench(out)[1]) == kept.count("\n") < 6 and kept.endswith("\n")
+    assert bench(out, "--resume") == 0
+    assert comparable(out) == comparable(whole)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device")
+def test_a_disk_without_any_room(tmp_path):
+    """What is written as a whole leaves the old file as it is."""
+    with pytest.raises(OSError, match=r"/dev/full cannot be written: No space left on device\. What it held is kept"):
+        records.append_lines(Path("/dev/full"), [{"a": 1}])
+    file = tmp_path / "runs.jsonl"
+    file.write_text("old\n")
+    (tmp_path / "runs.jsonl.new").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"runs\.jsonl cannot be written: No space left on device\. It is as it was"):
+        records.write_lines(file, [{"a": 1}])
+    assert file.read_text() == "old\n" and [path.name for path in tmp_path.iterdir()] == ["runs.jsonl"]
+
+
+def test_parts_of_processes_that_were_stopped_are_read(tmp_path):
+    (tmp_path / "bench.json").write_text(json.dumps(dict.fromkeys(REQUIRED, 1)))
+    records.write_lines(tmp_path / "runs.jsonl", [])
+    for rank in range(2):
+        records.append_lines(tmp_path / f"{rank}-runs.jsonl", [Record("t", str(rank), "plain", 0)])
+    with open(tmp_path / "1-runs.jsonl", "a") as file:
+        file.write('{"task": "t", "pro')
+    assert [record.prompt for record in read_bench(tmp_path)[1]] == ["0", "1"]
+
+
+def test_no_limit_takes_longer_than_the_prompts_there_are(tmp_path, capsys, monkeypatch):
+    """Tasks that are generated have no end, so there the limit has; of files all is taken."""
+    monkeypatch.setattr(command, "load_model", lambda _: pytest.fail("a model is loaded"))
+    monkeypatch.setattr(suite, "draw", lambda *_: pytest.fail("prompts are drawn"))
+    with pytest.raises(SystemExit):
+        bench(tmp_path / "out", "--limit", "99999999999")
+    assert f"--limit must be at most {MOST_GENERATED} for the task 'path'" in capsys.readouterr().err
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert [text for _, _, text, _, _ in texts_of([], 99999999999, None, prompts)] == ["a", "b"]
 
 
 @pytest.mark.slow
@@ -203,7 +293,7 @@ def test_a_difference_is_told(tmp_path, monkeypatch, capsys):
         assert run["same_tokens"] == (not is_ssr) and run["first_difference"] == (7 if is_ssr else None)
         assert (run["margin"] is not None and run["margin"] > 0) == is_ssr
     monkeypatch.setattr(runner, "loops", lambda tokens: True)
-    assert bench(tmp_path / "out") == 0
+    assert bench(tmp_path / "out", "--overwrite") == 0
     assert all(run["loops"] for run in lines_of(tmp_path / "out"))
     assert json.loads((tmp_path / "out/summary.json").read_text()) == {"path": {}}
 

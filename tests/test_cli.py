@@ -95,7 +95,10 @@ def test_sampled_with_a_seed(folder, capfd):
         ([], "required"),
         (["hello", "--compare", "--model"], "--model"),
         (["hello", "--model", "MODEL", "--thinking-budget", "x"], "--thinking-budget"),
-        (["hello", "--model", "MODEL", "--thinking-budget", "-1"], "`thinking_budget`"),
+        (
+            ["hello", "--model", "MODEL", "--thinking-budget", "-1"],
+            "--thinking-budget: must be an integer of at least 0",
+        ),
         (["hello", "--model", "MODEL", "--draft-budgets", "4,x"], "--draft-budgets"),
         (["hello", "--model", "MODEL", "--draft-budgets", "4", "--draft-interval", "4"], "exclude each other"),
         (["hello", "--model", "MODEL", "--temperature", "1"], "--sample"),

@@ -105,16 +105,25 @@ def test_an_old_transformers_is_named_before_it_is_imported(tmp_path):
     (tmp_path / "transformers-4.57.6.dist-info").mkdir()
     (tmp_path / "transformers-4.57.6.dist-info" / "METADATA").write_text("Name: transformers\nVersion: 4.57.6\n")
     (tmp_path / "transformers.py").write_text("raise ImportError('cannot import name')\n")
-    result = subprocess.run(
-        [sys.executable, "-c", "import hf_ssr"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.stderr.splitlines()[-1] == (
-        f"ImportError: hf_ssr needs transformers {version.TRANSFORMERS_FLOOR} or newer, but 4.57.6 is installed: "
+    message = (
+        f"hf_ssr needs transformers {version.TRANSFORMERS_FLOOR} or newer, but 4.57.6 is installed: "
         f'pip install -U "transformers>={version.TRANSFORMERS_FLOOR}"'
     )
+    calls = {
+        "from hf_ssr import SSRConfig": ("ImportError", 1),
+        "import hf_ssr; hf_ssr.generate": ("ImportError", 1),
+        "import sys; from hf_ssr.__main__ import main; sys.argv = ['hf-ssr', 'demo']; main()": ("hf-ssr", 2),
+    }
+    for call, (begin, status) in calls.items():
+        result = subprocess.run(
+            [sys.executable, "-c", call],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+        )
+        lines = result.stderr.splitlines()
+        assert (result.returncode, lines[-1]) == (status, f"{begin}: {message}")
+        assert begin == "ImportError" or len(lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -123,7 +132,7 @@ def test_an_old_transformers_is_named_before_it_is_imported(tmp_path):
 )
 def test_which_are_old(installed, is_old, monkeypatch):
     monkeypatch.setattr(version, "TRANSFORMERS_FLOOR", "5.24")
-    monkeypatch.setattr(version.metadata, "version", lambda name: installed)
+    monkeypatch.setattr(metadata, "version", lambda name: installed)
     if is_old:
         with pytest.raises(ImportError, match=f"but {re.escape(installed)} is installed"):
             version.check_transformers()

@@ -248,13 +248,13 @@ def test_the_table_has_all_runs(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "127"], "--steps must be at least 128, but is 127"),
-        (["--widths", "1,2"], "--widths must be from 2 to --steps (128), but holds 1"),
+        (["--steps", "127"], "--steps: must be an integer of at least 128, but is 127"),
+        (["--widths", "1,2"], "--widths: must be integers of at least 2 with commas between, but is '1,2'"),
         (["--widths", "200"], "but holds 200"),
         (["--widths", ""], "but is empty"),
-        (["--widths", "2,x"], "integers with commas between"),
+        (["--widths", "2,x"], "integers of at least 2 with commas between"),
         (["--prompt", " "], "--prompt is empty"),
-        (["--dtype", "float33"], "--dtype must be a torch dtype"),
+        (["--dtype", "float33"], "--dtype: must be one of auto, float64"),
         (["--device", "cuda:77"], "--device cuda:77"),
         (["/nowhere/at/all"], "/nowhere/at/all"),
         (["--steps", "5000"], "exceed the 2048 positions"),

@@ -2,11 +2,6 @@
 
 from typing import Any
 
-from transformers import GenerationConfig
-
-from ..config import SSRConfig
-from ..thinking import ThinkingBudgetLogitsProcessor
-
 ONE_BUDGET = 64  # thinking tokens, where a method has one fork only
 LOOKUP_TOKENS = 10  # of prompt lookup
 ORACLE = "oracle"
@@ -59,6 +54,11 @@ def arguments_of(
         prompt_length (`int`): tokens of the prompt, for the thinking budget.
         answer (`list[int]`, *optional*): plain's, for the oracle.
     """
+    from transformers import GenerationConfig  # here, so that the names of methods need not wait for it
+
+    from ..config import SSRConfig
+    from ..thinking import ThinkingBudgetLogitsProcessor
+
     common = {**common, "return_dict_in_generate": True}
     if method not in SSR_SETTINGS:
         arguments: dict[str, Any] = {"generation_config": GenerationConfig(**common)}

@@ -13,12 +13,11 @@ from rich.table import Table
 
 from ..comparing import prompt_ids
 from ..terminal import moving
-from .command import WIDTH, add_machine_arguments, model_of
+from .arguments import LEAST_STEPS, WIDTHS
+from .command import WIDTH, model_of
 from .exactness import Comparison, Reader, Report, Steps, plain_steps
 from .tasks import HELD_OUT, draw
 
-LEAST_STEPS = 128  # fewer say too little
-WIDTHS = (2, 4, 8, 16, 32)
 CERTAINTY = 0.95  # of the limit that is given where nothing was seen
 LAW = (
     "Law: what comes out is distributed as in plain generate, by construction of the rules; that is tested elsewhere "
@@ -183,26 +182,6 @@ def table_of(report: Report) -> Table:
     return table
 
 
-def _widths(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be integers with commas between, but is {text!r}") from None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `hf-ssr probe` takes."""
-    default = "a folder, or an id on the Hub (default: the small reasoner that comes with hf-ssr)"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=default)
-    add_machine_arguments(parser)
-    parser.add_argument("--prompt", metavar="TEXT", help="what to ask (default: a task of the small reasoner)")
-    steps = f"tokens to compare, at least {LEAST_STEPS} (default {LEAST_STEPS})"
-    parser.add_argument("--steps", type=int, default=LEAST_STEPS, metavar="N", help=steps)
-    widths = f"tokens of a block (default {','.join(map(str, WIDTHS))})"
-    parser.add_argument("--widths", type=_widths, default=list(WIDTHS), metavar="N,N", help=widths)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, last on stdout")
-
-
 def probe_command(arguments: argparse.Namespace) -> int:
     """
     Measures and prints. Returns the exit status.
@@ -211,14 +190,6 @@ def probe_command(arguments: argparse.Namespace) -> int:
         `ValueError`, `OSError`: before the first step, for what does not fit; later, if the model's cache or logits
             cannot be compared.
     """
-    if arguments.steps < LEAST_STEPS:
-        raise ValueError(f"--steps must be at least {LEAST_STEPS}, but is {arguments.steps}.")
-    wrong = [width for width in arguments.widths if not 2 <= width <= arguments.steps]
-    if wrong or not arguments.widths:
-        value = f"holds {wrong[0]}" if wrong else "is empty"
-        raise ValueError(f"--widths must be from 2 to --steps ({arguments.steps}), but {value}.")
-    if arguments.prompt is not None and not arguments.prompt.strip():
-        raise ValueError("--prompt is empty: say what to ask.")
     model, tokenizer = model_of(arguments)
     prompt = draw("class", HELD_OUT).prompt if arguments.prompt is None else arguments.prompt
     ids = prompt_ids(tokenizer, prompt).to(model.device)

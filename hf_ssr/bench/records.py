@@ -1,12 +1,15 @@
 """What `hf-ssr bench` writes: a line of JSON for each run, and what ran."""
 
+import contextlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 RUNS, SAMPLES, SETTINGS = "runs.jsonl", "samples.jsonl", "bench.json"
+REQUIRED = ("model", "dtype", "machine", "prompts", "methods", "generation", "repeats", "parameters", "began")
 
 
 @dataclass
@@ -78,15 +81,64 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
-def write_lines(path: Path, entries: Iterable[Any], mode: str = "a") -> None:
-    """Appends a line of JSON for each."""
-    with open(path, mode) as lines:
-        for entry in entries:
-            lines.write(json.dumps(entry if isinstance(entry, dict) else asdict(entry)) + "\n")
+def append_lines(path: Path, entries: Iterable[Any]) -> None:
+    """
+    Appends a line of JSON for each, all of them or none, and sees to it that they are on the disk.
+
+    Raises:
+        `OSError`: naming the file, and that what it held before is kept.
+    """
+    lines, before = _lines(entries).encode(), path.stat().st_size if path.exists() else 0
+    try:
+        with open(path, "ab") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(path, before)
+        raise OSError(
+            f"{path} cannot be written: {error.strerror}. What it held is kept, and `hf-ssr report` reads it: make "
+            "room, then go on with --resume."
+        ) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """
+    Writes a file, or leaves the old one as it is.
+
+    Raises:
+        `OSError`: naming the file.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise OSError(f"{path} cannot be written: {error.strerror}. It is as it was before.") from None
+
+
+def write_lines(path: Path, entries: Iterable[Any]) -> None:
+    """Writes a file with a line of JSON for each, or leaves the old one as it is."""
+    write_text(path, _lines(entries))
+
+
+def _lines(entries: Iterable[Any]) -> str:
+    return "".join(json.dumps(e if isinstance(e, dict) else asdict(e)) + "\n" for e in entries)
+
+
+def parts_of(folder: Path, name: str) -> list[Path]:
+    """The file of that name, and those of processes that were stopped before they were gathered."""
+    return [folder / name, *sorted(folder.glob(f"*-{name}"))]
 
 
 def whole_groups(records: Iterable[Record], methods: list[str]) -> list[Record]:
-    """The runs of prompts that every method has run on, the last of each where there are two."""
+    """The runs on prompts that every method has run on, the last of each where there are two."""
     groups: dict[tuple, dict[str, Record]] = {}
     for record in records:
         groups.setdefault(record.key, {})[record.method] = record
@@ -108,15 +160,57 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_bench(folder: Path) -> tuple[dict[str, Any], list[Record]]:
     """
-    The settings and the runs of a bench.
+    The settings and the runs of a bench, finished or not.
 
     Raises:
         `ValueError`: if the folder holds none.
     """
-    records = read_records(folder / RUNS)
-    if not (folder / SETTINGS).exists() or not records:
-        raise ValueError(f"{folder} holds no results of `hf-ssr bench`: {SETTINGS} and {RUNS}. Run it with --out.")
+    check_folder(folder)
+    records = [record for path in parts_of(folder, RUNS) for record in read_records(path)]
+    if not records:
+        raise ValueError(_NO_BENCH.format(folder))
     return _read_settings(folder), records
+
+
+def samples_of(folder: Path) -> list[dict[str, Any]]:
+    """The prompts of a bench that are written out."""
+    return [entry for path in parts_of(folder, SAMPLES) for entry in read_lines(path)]
+
+
+def check_folder(folder: Path) -> None:
+    """
+    Whether there is a bench to look at.
+
+    Raises:
+        `ValueError`: if there is none.
+    """
+    if not (folder / SETTINGS).exists() or not any(map(_holds_lines, parts_of(folder, RUNS))):
+        raise ValueError(_NO_BENCH.format(folder))
+
+
+def check_out(folder: Path, resume: bool, overwrite: bool) -> None:
+    """
+    Whether a bench may begin in a folder, or go on: none is lost unless that is asked for.
+
+    Raises:
+        `ValueError`: if not.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out must be a folder, but {folder} is a file: name another.")
+    if resume and not (folder / SETTINGS).exists():
+        raise ValueError(f"--resume: there is no bench in {folder}. Leave it out to begin one.")
+    if not resume and not overwrite and any(map(_holds_lines, parts_of(folder, RUNS))):
+        raise ValueError(
+            f"--out {folder} holds the runs of an earlier bench: add --resume to go on with it, --overwrite to replace "
+            "it, or name another --out."
+        )
+
+
+def _holds_lines(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+_NO_BENCH = "{} holds no results of `hf-ssr bench`: bench.json and runs.jsonl. Run it with --out."
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -125,8 +219,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         settings = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}. Run `hf-ssr bench` again.") from None
-    names = ("model", "dtype", "machine", "prompts", "methods", "generation", "repeats", "parameters", "began")
-    missing = [name for name in names if not isinstance(settings, dict) or name not in settings]
+    missing = [name for name in REQUIRED if not isinstance(settings, dict) or name not in settings]
     if missing:
         raise ValueError(f"{path} has no `{missing[0]}`: it is not of this version. Run `hf-ssr bench` again.")
     return settings
@@ -139,10 +232,8 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     Raises:
         `ValueError`: if it began with other settings.
     """
-    if not (folder / SETTINGS).exists():
-        raise ValueError(f"--resume: there is no bench in {folder}. Leave it out to begin one.")
     before = _read_settings(folder)
-    way_out = "Ask for the same, or leave --resume out, which deletes what is there."
+    way_out = "Ask for the same, or name another --out; --overwrite replaces what is there."
     for name in (name for name in settings if name not in ("began", "checksum")):
         if before.get(name) != settings[name]:
             raise ValueError(

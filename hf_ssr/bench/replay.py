@@ -8,13 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoTokenizer
 
 from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..families import decode, encode
+from ..loading import only_local, tokenizer_of
 from ..markers import ThinkingMarkers, resolve_markers
-from ..terminal import existing_file
 from ..thinking import ThinkingState
 from .reasoner import reasoner_folder
 from .rewriting import POLICIES, Counts, Recording, rewrite
@@ -167,20 +166,6 @@ def table_of(summary: Summary) -> Table:
     return table
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `hf-ssr bench --replay` takes."""
-    texts = "JSON lines with `prompt`, `thought`, `answer` and, if you like, `task`, `name`, `drafts`"
-    parser.usage = "%(prog)s [options]"  # `prog` has the one option that is needed
-    parser.add_argument("--replay", type=existing_file, metavar="FILE", required=True, help=texts)
-    default = "of the model that wrote them (default: of the small reasoner that comes with hf-ssr)"
-    parser.add_argument("--tokenizer", metavar="PATH_OR_ID", help=default)
-    parser.add_argument("--limit", type=int, metavar="N", help="texts of each task (default: all)")
-    parser.add_argument(
-        "--num-draft-tokens", type=int, default=16, metavar="N", help="most draft tokens in a forward (default 16)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the counts as one JSON object, last on stdout")
-
-
 def replay_command(arguments: argparse.Namespace) -> int:
     """
     Replays and prints. Returns the exit status.
@@ -188,12 +173,10 @@ def replay_command(arguments: argparse.Namespace) -> int:
     Raises:
         `ValueError`, `OSError`: before the first text is replayed, for what does not fit.
     """
-    for name in ("limit", "num_draft_tokens"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, but is {value}.")
     folder = arguments.tokenizer or str(reasoner_folder())
-    recordings = recorded(arguments.replay, AutoTokenizer.from_pretrained(folder), arguments.limit)
+    is_local = only_local("--tokenizer", folder, "tokenizer_config.json")
+    tokenizer = tokenizer_of("--tokenizer", folder, local_files_only=is_local)
+    recordings = recorded(arguments.replay, tokenizer, arguments.limit)
     progress = Console(stderr=True)
     summary = replay(recordings, arguments.num_draft_tokens, lambda all: track(all, "replaying", console=progress))
     console = Console(highlight=False, stderr=arguments.json, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import plots
 from .methods import METHODS, ORACLE, SSR_SETTINGS
-from .records import SAMPLES, read_bench, read_lines
+from .records import read_bench, samples_of, write_text
 from .sources import SOURCES, sources_of
 from .summary import summarize
 
@@ -116,7 +116,7 @@ def build(folder: Path) -> Page:
         `ValueError`: if the folder holds none, or matplotlib is missing.
     """
     settings, records = read_bench(folder)
-    samples = read_lines(folder / SAMPLES)
+    samples = samples_of(folder)
     summary = summarize(records)
     if not summary or not any(summary.values()):
         raise ValueError(f"{folder}: no prompt was run by plain and another method without an error.")
@@ -245,35 +245,26 @@ def trace_of(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `hf-ssr report` takes."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="results of hf-ssr bench")
-    trace = "write every forward of the first prompt of each task, for chrome://tracing or Perfetto"
-    parser.add_argument("--trace", type=Path, metavar="FILE", help=trace)
-
-
 def report_command(arguments: argparse.Namespace) -> int:
     """
     Writes `report.html`, `report.md` and `plots/` into the folder. Returns the exit status.
 
     Raises:
-        `ValueError`: see `build`.
+        `ValueError`, `OSError`: see `build`, and if a file cannot be written.
     """
     folder = arguments.folder
-    if arguments.trace is not None and not arguments.trace.resolve().parent.is_dir():
-        raise ValueError(f"--trace {arguments.trace}: there is no folder {arguments.trace.parent}.")
     page = build(folder)
     head = "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
     body = "\n".join(page.html)
-    (folder / "report.html").write_text(f"{head}<title>hf-ssr bench</title><style>{STYLE}</style>\n{body}\n</html>\n")
-    (folder / "report.md").write_text("\n\n".join(page.markdown) + "\n")
+    write_text(folder / "report.html", f"{head}<title>hf-ssr bench</title><style>{STYLE}</style>\n{body}\n</html>\n")
+    write_text(folder / "report.md", "\n\n".join(page.markdown) + "\n")
     (folder / "plots").mkdir(exist_ok=True)
     for name, svg in page.pictures.items():
         colours = "<style>svg{color:#222}@media(prefers-color-scheme:dark){svg{color:#ddd}}</style>"
         start = svg.index(">") + 1
-        (folder / "plots" / f"{name}.svg").write_text(svg[:start] + colours + svg[start:])
+        write_text(folder / "plots" / f"{name}.svg", svg[:start] + colours + svg[start:])
     print(f"{folder / 'report.html'}, {folder / 'report.md'} and {len(page.pictures)} plots written")
     if arguments.trace is not None:
-        arguments.trace.write_text(json.dumps(trace_of(read_lines(folder / SAMPLES))))
+        write_text(arguments.trace, json.dumps(trace_of(samples_of(folder))))
         print(f"{arguments.trace} written: open it in chrome://tracing or ui.perfetto.dev")
     return 0

@@ -4,7 +4,7 @@ import gc
 import statistics
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..comparing import Run, agreeing, difference_between, timed_generate
 from ..config import SSRConfig
-from ..terminal import moving
+from ..terminal import interrupts_raise, moving
 from ..thinking import split_thinking
 from .methods import ORACLE, arguments_of
-from .records import RUNS, SAMPLES, Record, read_lines, read_records, whole_groups, write_lines
+from .records import RUNS, SAMPLES, Record, append_lines, parts_of, read_lines, read_records, write_lines
 from .suite import MAY_PUBLISH, Item, score
 
 WARM_UP_TOKENS = 128
@@ -42,6 +42,18 @@ class Prompt:
     name: str
     ids: torch.LongTensor
     item: Item | None = None
+
+
+@dataclass
+class _Group:
+    """The runs of all methods on a prompt: those that are done, and which of these are written."""
+
+    prompt: Prompt
+    repeat: int
+    is_sample: bool
+    runs: dict[str, "Run | str"] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    scores: dict[tuple, float | None] = field(default_factory=dict)  # of texts, which are mostly the same
 
 
 @dataclass
@@ -71,8 +83,8 @@ class Bench:
 
     def run(self, prompts: list[Prompt], out: Path) -> bool:
         """
-        Runs every method on every prompt, in turn, so that a machine that grows slower does so for all. The runs on a
-        prompt are written when they are done, and an interrupt keeps what is done.
+        Runs every method on every prompt, in turn, so that a machine that grows slower does so for all. Each run is
+        written when it is done, those before plain with it, to which all are compared; an interrupt keeps what is done.
 
         Args:
             prompts (`list[Prompt]`): what to run on; those that `out` holds runs of are left out.
@@ -80,6 +92,9 @@ class Bench:
 
         Returns:
             `bool`: whether all was run.
+
+        Raises:
+            `OSError`: if a run cannot be written; those before it are kept.
         """
         done = {record.key for record in read_records(out / RUNS)}
         todo = [(repeat, prompt) for repeat in range(self.repeats) for prompt in prompts]
@@ -87,26 +102,32 @@ class Bench:
         first = {prompt.task: prompt.name for prompt in reversed(prompts)}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True, quiet=self.rank > 0, force_terminal=moving(sys.stderr))
-        with Progress(*columns, console=console) as bar:
+        with Progress(*columns, console=console) as bar, interrupts_raise():
             shown = bar.add_task("warm-up", total=len(todo) * len(self.methods))
             try:
                 if todo:
                     self._warm_up(todo[0][1])
                 for place, (repeat, prompt) in enumerate(todo):
-                    runs = {}
+                    group = _Group(prompt, repeat, is_sample=repeat == 0 and first[prompt.task] == prompt.name)
                     for method in self._turn(place + repeat):
                         bar.update(shown, description=f"{prompt.task} {prompt.name} {method}")
-                        runs[method] = self._run(method, prompt, repeat, runs)
+                        group.runs[method] = self._run(method, prompt, repeat, group.runs)
                         bar.advance(shown)
-                    records = list(self._records(prompt, repeat, runs))
-                    if repeat == 0 and first[prompt.task] == prompt.name:
-                        write_lines(out / self._mine(SAMPLES), self._samples(prompt, runs))
-                    write_lines(out / self._mine(RUNS), records)
+                        if "plain" in group.runs:
+                            self._write(out, group)
             except KeyboardInterrupt:
-                runs = len(read_records(out / self._mine(RUNS)))
-                bar.console.print(f"interrupted: {runs} runs, of whole prompts, are kept, and `--resume` goes on")
+                kept = len(read_records(out / self._mine(RUNS)))
+                bar.console.print(f"interrupted: {kept} runs are kept, and `--resume` goes on")
                 return False
         return True
+
+    def _write(self, out: Path, group: "_Group") -> None:
+        """What is new of the runs on a prompt; plain is among those that are done."""
+        new = [method for method in self.methods if method in group.runs and method not in group.written]
+        append_lines(out / self._mine(RUNS), self._records(group, new))
+        if group.is_sample:
+            append_lines(out / self._mine(SAMPLES), self._samples(group, new))
+        group.written.update(new)
 
     def _mine(self, name: str) -> str:
         return name if self.ranks == 1 else f"{self.rank}-{name}"
@@ -144,11 +165,11 @@ class Bench:
         config = SSRConfig(**self.ssr)
         return split_thinking(prompt.ids[0].tolist() + run.tokens, config, prompt.ids.shape[1], self.tokenizer)
 
-    def _records(self, prompt: Prompt, repeat: int, runs: dict[str, "Run | str"]) -> Iterator[Record]:
+    def _records(self, group: "_Group", methods: list[str]) -> Iterator[Record]:
+        prompt, repeat, runs, scores = group.prompt, group.repeat, group.runs, group.scores
         plain = runs["plain"]
         step = statistics.fmean(s for _, _, s in plain.shapes[1:] or plain.shapes) if isinstance(plain, Run) else None
-        scores: dict[tuple, float | None] = {}  # of texts, which are mostly the same
-        for method in self.methods:
+        for method in methods:
             run = runs[method]
             record = Record(prompt.task, prompt.name, method, repeat)
             if isinstance(run, str):
@@ -184,10 +205,11 @@ class Bench:
                 record.score = scores[text]
             yield record
 
-    def _samples(self, prompt: Prompt, runs: dict[str, "Run | str"]) -> Iterator[dict[str, Any]]:
+    def _samples(self, group: "_Group", methods: list[str]) -> Iterator[dict[str, Any]]:
         """One prompt of a task written out, to look at: its tokens, where each came from, and every forward."""
-        for method, run in runs.items():
-            if isinstance(run, Run):
+        prompt = group.prompt
+        for method in methods:
+            if isinstance(run := group.runs[method], Run):
                 pieces = [self.tokenizer.decode([token], skip_special_tokens=True) for token in run.tokens]
                 metrics = run.metrics
                 yield {
@@ -234,15 +256,18 @@ def overlap(draft: list[int], answer: list[int]) -> tuple[float, float]:
     return agreeing(draft, answer) / len(answer), sum(block.size for block in blocks) / len(answer)
 
 
-def gather(out: Path, methods: list[str], ranks: int, order: list[tuple[str, str]]) -> None:
-    """The runs of several processes in one file, in the order of the prompts; an unfinished prompt is left out."""
+def gather(out: Path, methods: list[str], order: list[tuple[str, str]]) -> None:
+    """The runs of several processes in one file, in the order of the prompts."""
+    places = {key: place for place, key in enumerate(order)}
     for name in (RUNS, SAMPLES):
-        parts = [out / f"{rank}-{name}" for rank in range(ranks)]
-        entries = [entry for path in (out / name, *parts) for entry in read_lines(path)]
-        places = {key: place for place, key in enumerate(order)}
-        entries.sort(key=lambda e: (e.get("repeat", 0), places.get((e["task"], e["prompt"]), len(places))))
-        if name == RUNS:
-            entries = whole_groups((Record(**entry) for entry in entries), methods)
-        write_lines(out / name, entries, "w")
-        for path in parts:
-            path.unlink(missing_ok=True)
+        entries = [entry for path in parts_of(out, name) for entry in read_lines(path)]
+        entries.sort(
+            key=lambda e: (
+                e.get("repeat", 0),
+                places.get((e["task"], e["prompt"]), len(places)),
+                methods.index(e["method"]),
+            )
+        )
+        write_lines(out / name, entries)
+        for path in parts_of(out, name)[1:]:
+            path.unlink()

@@ -10,21 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..terminal import HelpAsWritten, existing_file
+from .arguments import PRESETS
 from .methods import METHODS
 from .records import Record, read_bench
 
-# Seconds of a forward over `rows` x `tokens` in plain steps. They are shapes to think with, not measurements.
-PRESETS: dict[str, tuple[str, Callable[[int, int], float]]] = {
-    "cpu": ("16 tokens take two plain steps", lambda rows, tokens: 1 + 0.065 * (rows * tokens - 1)),
-    "gpu-launch-bound": ("small model on a GPU: 64 tokens take one", lambda r, t: max(1, r * t / 64)),
-    "gpu-bandwidth-bound": (
-        "large dense model on a GPU: each token adds 0.4 %",
-        lambda rows, tokens: 1 + 0.004 * (rows * tokens - 1),
-    ),
-}
 BLOCK = 16  # tokens of a forward, for the limit of one forward a block
-STEP = 0.025  # seconds of a plain step, under a preset
 
 
 class Curve:
@@ -125,19 +115,6 @@ def what_if(records: list[Record], given: Callable[[int, int], float] | None = N
     return result
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `hf-ssr whatif` takes."""
-    parser.formatter_class = HelpAsWritten
-    parser.epilog = "presets, in plain steps:\n" + "\n".join(f"  {n:<20} {text}" for n, (text, _) in PRESETS.items())
-    parser.add_argument("folder", type=Path, metavar="DIR", help="results of hf-ssr bench")
-    costs = parser.add_mutually_exclusive_group()
-    costs.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help="see below")
-    curve = 'JSON: seconds by rows x tokens, e.g. {"1x1": 0.02, "1x16": 0.03, "2x1": 0.021}'
-    costs.add_argument("--curve", type=existing_file, metavar="FILE", help=curve)
-    parser.add_argument("--step", type=float, default=STEP, metavar="S", help=f"seconds of a plain step ({STEP})")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-
-
 def whatif_command(arguments: argparse.Namespace) -> int:
     """
     Prints the table. Without preset or curve: this bench's own step costs, which must give what was measured.
@@ -146,8 +123,6 @@ def whatif_command(arguments: argparse.Namespace) -> int:
         `ValueError`: if the folder holds no bench, or the curve is none.
     """
     settings, records = read_bench(arguments.folder)
-    if arguments.step <= 0:
-        raise ValueError(f"--step must be above 0, but is {arguments.step}.")
     is_own = arguments.preset is None and arguments.curve is None
     if arguments.preset is not None:
         shape = PRESETS[arguments.preset][1]
