@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 from .bench import arguments as measuring
 from .hub import add_export_arguments
-from .options import Parser, add_chat_arguments, add_prompt_arguments, check_prompt_arguments, fail, settings_of
+from .options import (
+    Parser,
+    add_chat_arguments,
+    add_prompt_arguments,
+    check_chat_arguments,
+    check_prompt_arguments,
+    fail,
+)
 from .version import check_transformers
 
 
@@ -44,7 +51,7 @@ SUBCOMMANDS = {
         "means: answer now; once more stops the answer and keeps the chat.",
         add_chat_arguments,
         "chat:chat_command",
-        settings_of,
+        check_chat_arguments,
     ),
     "demo": Command(
         "Show SSR at work on a small reasoning model that comes with hf-ssr: while it thinks, a fork of it drafts the "
@@ -86,6 +93,7 @@ REPLAY = Command(
     "What texts that were recorded would have taken with SSR, without their model: tokens a forward, from each source.",
     measuring.add_replay_arguments,
     "bench.replay:replay_command",
+    measuring.check_replay_arguments,
 )
 
 

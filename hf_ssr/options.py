@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from .loading import check_model
 from .validating import SETTINGS, validate_settings
 from .version import __version__
 
@@ -238,6 +239,7 @@ def check_prompt_arguments(arguments: argparse.Namespace) -> None:
     settings_of(arguments)
     if not arguments.prompt.strip():
         raise ValueError("the prompt is empty: say what to ask.")
+    check_model(arguments)
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -246,6 +248,17 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--system", metavar="TEXT", help="the system prompt")
     _add_drafting_group(parser)
     _add_text_groups(parser, max_new_tokens=4096)
+
+
+def check_chat_arguments(arguments: argparse.Namespace) -> None:
+    """
+    Looks at what `hf-ssr chat` was given as a whole.
+
+    Raises:
+        `ValueError`: for what does not fit.
+    """
+    settings_of(arguments)
+    check_model(arguments)
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:

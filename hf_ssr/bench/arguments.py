@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from ..loading import check_model, source_of
 from ..options import HelpAsWritten, add_model_arguments, integer, integers, names, number, text_file
 from .methods import METHODS
 from .records import check_folder, check_out
@@ -38,6 +39,7 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_machine(arguments: argparse.Namespace) -> None:
+    check_model(arguments)
     if arguments.int8 and arguments.device.split(":")[0] != "cpu":
         raise ValueError(f"--int8 is for a CPU, but --device is {arguments.device}.")
 
@@ -115,6 +117,17 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     most = "most draft tokens in a forward (default 16)"
     parser.add_argument("--num-draft-tokens", type=integer(1), default=16, metavar="N", help=most)
     parser.add_argument("--json", action="store_true", help="print the counts as one JSON object, last on stdout")
+
+
+def check_replay_arguments(arguments: argparse.Namespace) -> None:
+    """
+    Whether the tokenizer that was asked for is there. Sets `arguments.source`, as `check_model` does.
+
+    Raises:
+        `ValueError`: if not.
+    """
+    name = arguments.tokenizer
+    arguments.source = None if name is None else source_of("--tokenizer", name, "tokenizer_config.json")
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:

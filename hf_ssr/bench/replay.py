@@ -12,7 +12,7 @@ from rich.table import Table
 from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..families import decode, encode
-from ..loading import only_local, tokenizer_of
+from ..loading import tokenizer_of
 from ..markers import ThinkingMarkers, resolve_markers
 from ..thinking import ThinkingState
 from .reasoner import reasoner_folder
@@ -174,8 +174,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
         `ValueError`, `OSError`: before the first text is replayed, for what does not fit.
     """
     folder = arguments.tokenizer or str(reasoner_folder())
-    is_local = only_local("--tokenizer", folder, "tokenizer_config.json")
-    tokenizer = tokenizer_of("--tokenizer", folder, local_files_only=is_local)
+    tokenizer = tokenizer_of("--tokenizer", arguments.source or folder)
     recordings = recorded(arguments.replay, tokenizer, arguments.limit)
     progress = Console(stderr=True)
     summary = replay(recordings, arguments.num_draft_tokens, lambda all: track(all, "replaying", console=progress))
