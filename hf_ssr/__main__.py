@@ -7,7 +7,7 @@ import signal
 def interrupted(*_) -> None:
     """
     The handler of the signal, where there is nothing to keep: an exception may get lost in an import or a callback, or
-    be printed with a traceback. What a command wants to keep, it keeps under `terminal.interrupts_raise`.
+    be printed with a traceback. What a command wants to keep, it keeps under `terminal.handling`.
     """
     for file in filter(os.isatty, (1, 2)):
         os.write(file, b"\x1b[?25h")  # a progress bar has hidden the cursor

@@ -7,19 +7,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import StoppingCriteria
 
+from .bench.tasks import EXAMPLE, task_of
 from .config import SETTINGS, SSRConfig
 from .conversation import Conversation, Reply
-from .loading import load_model, load_tokenizer, settle_markers
-from .options import settings_of
+from .loading import load_model, load_tokenizer, reasoner_notice, settle_markers
+from .options import SAMPLING, integer, settings_of
 from .stopping import StopThinking
-from .terminal import ThoughtAndAnswer, dim
+from .terminal import ThoughtAndAnswer, dim, handling
 
 HELP = """\
 /new [SYSTEM]        begin another chat, with a system prompt if there is text
@@ -34,7 +35,8 @@ HELP = """\
 /exit                leave (or Ctrl-D)
 A line that ends in \\ goes on in the next. A message that begins with / is written with two.
 Ctrl-C: answer now; again, or when no thought is open: stop, and keep what there is."""
-OF_TEXT = {"max_new_tokens": int, "do_sample": bool, "temperature": float, "top_p": float, "top_k": int}
+TO_COPY = EXAMPLE.replace("\n", "\\\n")  # as a message of several lines is written
+OF_TEXT = {"max_new_tokens": integer(1), "do_sample": bool, **SAMPLING}
 
 
 def chat_command(arguments: argparse.Namespace) -> int:
@@ -43,6 +45,7 @@ def chat_command(arguments: argparse.Namespace) -> int:
 
     Raises:
         `ValueError`, `OSError`: before the first message, for what does not fit. Later errors are printed.
+        `KeyboardInterrupt`: for Ctrl-C twice where a message is waited for.
     """
     settings = settings_of(arguments)
     config = SSRConfig(**settings)
@@ -51,14 +54,18 @@ def chat_command(arguments: argparse.Namespace) -> int:
     conversation = Conversation(load_model(arguments), tokenizer, config, arguments.prefill)
     conversation.restart(arguments.system)
     torch.manual_seed(arguments.seed)
+    of_reasoner = arguments.model is None
+    if of_reasoner:
+        note(reasoner_notice(TO_COPY))
     note("/help lists the commands; Ctrl-C while it thinks: answer now")
-    session = Session(conversation, {**settings, "draft_budgets": config.draft_budgets})
-    for line in messages():
-        try:
-            if not session.handle(line):
-                break
-        except Exception as error:  # a template that refuses, no memory, ...: whatever it is, the chat is not lost
-            note(f"hf-ssr: {error}")
+    session = Session(conversation, {**settings, "draft_budgets": config.draft_budgets}, of_reasoner)
+    with handling(lambda *_: None):  # a Ctrl-C that comes when an answer is over ends nothing
+        for line in messages():
+            try:
+                if not session.handle(line):
+                    break
+            except Exception as error:  # a template that refuses, no memory, ...: whatever it is, the chat is not lost
+                note(f"hf-ssr: {error}")
     return 0
 
 
@@ -74,18 +81,22 @@ def messages() -> Iterator[str]:
     if is_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  `input` uses it where there is one
-    held = ""
+    held, was_interrupted = "", False
     while True:
         try:
-            line = input(("... " if held else "> ") if is_terminal else "")
+            with handling(signal.default_int_handler):
+                line = input(("... " if held else "> ") if is_terminal else "")
         except EOFError:
             if held:
                 yield held
             return
         except KeyboardInterrupt:
-            held = ""
-            note("\n/exit or Ctrl-D leaves")
+            if was_interrupted or not is_terminal:
+                raise
+            held, was_interrupted = "", True
+            note("\n/exit, Ctrl-D or Ctrl-C once more leaves")
             continue
+        was_interrupted = False
         if line.endswith("\\"):
             held += line[:-1] + "\n"
             continue
@@ -105,7 +116,8 @@ class _Halt(StoppingCriteria):
 
 class Interrupts:
     """
-    Ctrl-C while the model writes: first the thought closes, then the text ends, and a third time is an error.
+    Ctrl-C while the model writes: first the thought closes, then the text ends at the next token, and for who cannot
+    wait for that it ends where it is. When the text is over, nothing is left to end.
 
     Args:
         is_thinking (`Callable[[], bool]`): whether a thought is open.
@@ -113,6 +125,7 @@ class Interrupts:
 
     def __init__(self, is_thinking: Callable[[], bool]):
         self.stop, self.halt, self._is_thinking = StopThinking(), _Halt(), is_thinking
+        self.is_over = False
 
     @property
     def criteria(self) -> list[StoppingCriteria]:
@@ -121,7 +134,10 @@ class Interrupts:
 
     def interrupt(self, *_) -> None:
         """The handler of the signal. It must not print: it may have interrupted a print."""
+        if self.is_over:
+            return
         if self.halt.is_set:
+            self.is_over = True
             raise KeyboardInterrupt
         if self._is_thinking() and not self.stop.is_set:
             self.stop.set()
@@ -129,14 +145,17 @@ class Interrupts:
         else:
             self.halt.is_set = True
 
-    @contextmanager
-    def handled(self):
-        """While the model writes."""
-        earlier = signal.signal(signal.SIGINT, self.interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, earlier)
+
+class _Shown(ThoughtAndAnswer):
+    """Tells `interrupts` when the text is over."""
+
+    def __init__(self, tokenizer, config: SSRConfig, prompt: list[int], interrupts: Interrupts):
+        super().__init__(tokenizer, config, prompt)
+        self._interrupts = interrupts
+
+    def end(self) -> None:
+        self._interrupts.is_over = True
+        super().end()
 
 
 class Session:
@@ -146,12 +165,14 @@ class Session:
     Args:
         conversation ([`Conversation`]): the chat.
         settings (`dict`): of its config; `/set` changes them.
+        of_reasoner (`bool`): whether it is with the small reasoner, which is given its own kinds of task only.
     """
 
-    def __init__(self, conversation: Conversation, settings: dict[str, Any]):
+    def __init__(self, conversation: Conversation, settings: dict[str, Any], of_reasoner: bool = False):
         self.conversation = conversation
         self.settings = settings
         self.last: Reply | None = None
+        self._of_reasoner = of_reasoner
 
     def handle(self, line: str) -> bool:
         """
@@ -174,25 +195,33 @@ class Session:
 
     def ask(self, text: str) -> None:
         """The model answers: the thought goes to stderr, the answer to stdout."""
+        if self._of_reasoner and task_of(text := text.strip()) is None:
+            note(reasoner_notice(TO_COPY))
+            return
         streamers = []
 
-        def streamer_of(prompt: list[int]) -> ThoughtAndAnswer:
-            streamers.append(ThoughtAndAnswer(self.conversation.tokenizer, self.conversation.config, prompt))
+        def streamer_of(prompt: list[int]) -> _Shown:
+            streamers.append(_Shown(self.conversation.tokenizer, self.conversation.config, prompt, interrupts))
             return streamers[0]
 
         interrupts = Interrupts(lambda: bool(streamers) and streamers[0].is_thinking)
-        try:
-            with interrupts.handled():
+        with handling(interrupts.interrupt):
+            try:
                 reply = self.conversation.ask(text, streamer_of, interrupts.criteria)
-        except KeyboardInterrupt:
-            note("\nstopped; the message is not part of the chat")
-            return
-        self.last = reply
-        metrics = reply.metrics
+            except KeyboardInterrupt:  # before the model began to write
+                note("\nstopped; the message is not part of the chat")
+                return
+            self.last = reply if reply.metrics is not None else self.last
+            self._tell(reply, interrupts.halt.is_set)
+
+    def _tell(self, reply: Reply, was_stopped: bool) -> None:
+        """What became of a message."""
         if not reply.answer:
             note("no answer, so the message is not part of the chat")
-        elif interrupts.halt.is_set:
+        elif was_stopped:
             note("stopped; what there is of the answer is part of the chat")
+        if (metrics := reply.metrics) is None:
+            return
         note(
             f"[{metrics.thinking_tokens} tokens of thought and {metrics.answer_tokens} of answer in "
             f"{metrics.target_forwards} forwards, {metrics.total_seconds:.1f} s; {reply.cached_tokens} of "
@@ -228,9 +257,8 @@ class Session:
             note(f"{name} = {self.settings.get(name)!r}")
             return
         settings = {**self.settings, name: _value(value)}
-        kinds = {int: (int,), bool: (bool,), float: (float, int)}.get(OF_TEXT.get(name))
-        if kinds is not None and settings[name] is not None and type(settings[name]) not in kinds:
-            raise ValueError(f"`{name}` must be of type {kinds[0].__name__}, but is {value}.")
+        if name in OF_TEXT and settings[name] is not None:
+            _check(name, settings[name], value)
         config = SSRConfig(**settings)
         settle_markers(config, self.conversation.tokenizer)
         self.conversation.config, self.settings = config, settings
@@ -262,14 +290,11 @@ class Session:
     def _load(self, rest: str) -> None:
         if not rest:
             raise ValueError("/load needs a file.")
-        loaded = json.loads(Path(rest).read_text(encoding="utf-8"))
-        is_chat = isinstance(loaded, list) and all(
-            isinstance(message, dict)
-            and message.get("role") in ("system", "user", "assistant")
-            and isinstance(message.get("content"), str)
-            for message in loaded
-        )
-        if not is_chat:
+        try:
+            loaded = json.loads(Path(rest).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError):  # no text, no JSON, or JSON too deep
+            loaded = None
+        if not isinstance(loaded, list) or not all(map(_is_message, loaded)):
             raise ValueError(f"{rest} must be a list of messages with `role` and `content`, as /save writes it.")
         self.conversation.messages = loaded
         note(f"{len(loaded)} messages")
@@ -284,3 +309,26 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def _check(name: str, value: Any, text: str) -> None:
+    """Whether a setting of the text is of its type and in its range."""
+    if OF_TEXT[name] is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"`{name}` must be True or False, but is {text}.")
+        return
+    try:
+        OF_TEXT[name](text)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"`{name}` {error}.") from None
+
+
+def _is_message(entry: Any) -> bool:
+    """Whether it is as `/save` writes one."""
+    if not isinstance(entry, dict) or not {"role", "content"} <= entry.keys() <= {
+        "role",
+        "content",
+        "reasoning_content",
+    }:
+        return False
+    return entry["role"] in ("system", "user", "assistant") and all(isinstance(part, str) for part in entry.values())

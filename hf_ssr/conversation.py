@@ -26,14 +26,31 @@ class Reply:
     Args:
         thought, answer (`str`): the thought is empty if there was none.
         prompt_tokens, cached_tokens (`int`): of the whole chat up to here, and how many of these were not read again.
-        metrics ([`SSRMetrics`]): of the turn.
+        metrics ([`SSRMetrics`], *optional*): of the turn; `None` if it was broken off.
     """
 
     thought: str
     answer: str
     prompt_tokens: int
     cached_tokens: int
-    metrics: SSRMetrics
+    metrics: SSRMetrics | None
+
+
+class _Written(BaseStreamer):
+    """Passes a stream on, and keeps its tokens: all there is of a text that is broken off."""
+
+    def __init__(self, streamer: BaseStreamer):
+        self._streamer, self._is_prompt = streamer, True
+        self.tokens: list[int] = []
+
+    def put(self, value: torch.LongTensor) -> None:
+        if not self._is_prompt:
+            self.tokens += value.flatten().tolist()
+        self._is_prompt = False
+        self._streamer.put(value)
+
+    def end(self) -> None:
+        self._streamer.end()
 
 
 class TurnCache:
@@ -141,7 +158,8 @@ class Conversation:
         Args:
             text (`str`): the message.
             streamer_of (`Callable[[list[int]], BaseStreamer]`, *optional*): makes a streamer, from the prompt's tokens.
-            stopping_criteria (`Sequence[StoppingCriteria]`): a text that they end is kept as far as it goes.
+            stopping_criteria (`Sequence[StoppingCriteria]`): a text that they end is kept as far as it goes; so is one
+                that Ctrl-C breaks off, if there is a streamer.
 
         Raises:
             `ValueError`: if the chat is as long as the model can read.
@@ -153,23 +171,30 @@ class Conversation:
         if self._cache.needs_copies:
             cache, cached = self._read_ahead(ids, messages, cache, cached)
         prompt = torch.tensor([ids], device=self.model.device)
-        output = self.model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            generation_config=config,
-            tokenizer=self.tokenizer,
-            streamer=None if streamer_of is None else streamer_of(ids),
-            stopping_criteria=list(stopping_criteria),
-            **({} if cache is None else {"cache": cache}),
-        )
-        sequence = output.sequences[0].tolist()
-        # where SSR does not apply, it is not known whether the model can go on from a cache with several tokens
-        self._cache.keep(output.cache if output.metrics.plain_reason is None else None, sequence[:-1])
+        streamer = None if streamer_of is None else _Written(streamer_of(ids))
+        try:
+            output = self.model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=config,
+                tokenizer=self.tokenizer,
+                streamer=streamer,
+                stopping_criteria=list(stopping_criteria),
+                **({} if cache is None else {"cache": cache}),
+            )
+            sequence, metrics = output.sequences[0].tolist(), output.metrics
+            # where SSR does not apply, it is not known whether the model can go on from a cache with several tokens
+            self._cache.keep(output.cache if metrics.plain_reason is None else None, sequence[:-1])
+        except KeyboardInterrupt:
+            if streamer is None:
+                raise
+            self._cache.clear()
+            sequence, metrics = ids + streamer.tokens, None
         thought, answer = self._texts(sequence, len(ids))
         if answer:
             reply = {"role": "assistant", "content": answer}
             self.messages = [*messages, reply | ({"reasoning_content": thought} if thought else {})]
-        return Reply(thought, answer, len(ids), cached, output.metrics)
+        return Reply(thought, answer, len(ids), cached, metrics)
 
     def undo(self) -> str | None:
         """Takes back the last message of the user and its answer. Returns the message, `None` if there is none."""

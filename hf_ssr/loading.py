@@ -134,6 +134,17 @@ def tokenizer_of(option: str, name: str, **kwargs):
         raise ValueError(f"{option} {name}: {error}") from None
 
 
+def reasoner_notice(example: str) -> str:
+    """What the small reasoner can do, said before it is tried with something else; `example` is to be copied."""
+    return f"""\
+hf-ssr: without --model the small reasoner answers, which can do three kinds of task and nothing else: write a class
+with sorted fields, keep a ledger, find a path. They must be worded as it was trained. One to copy:
+
+{example}
+
+`hf-ssr demo` shows others. For anything else name a model: --model Qwen/Qwen3-0.6B is a small one on the Hub."""
+
+
 def settle_markers(config, tokenizer) -> None:
     """
     Says in the command's own words that no thinking markers are known.

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from .loading import check_model
+from .bench.tasks import EXAMPLE, task_of
+from .loading import check_model, reasoner_notice
 from .validating import SETTINGS, validate_settings
 from .version import __version__
 
@@ -231,7 +232,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_prompt_arguments(arguments: argparse.Namespace) -> None:
     """
-    Looks at what `hf-ssr PROMPT` was given as a whole.
+    Looks at what `hf-ssr PROMPT` was given as a whole. What the small reasoner cannot do ends here, with what it can.
 
     Raises:
         `ValueError`: for what does not fit.
@@ -240,6 +241,12 @@ def check_prompt_arguments(arguments: argparse.Namespace) -> None:
     if not arguments.prompt.strip():
         raise ValueError("the prompt is empty: say what to ask.")
     check_model(arguments)
+    if arguments.model is None:
+        arguments.prompt = arguments.prompt.strip()
+        if task_of(arguments.prompt) is None:
+            print(reasoner_notice(f"hf-ssr '{EXAMPLE}'"), file=sys.stderr)
+            raise SystemExit(2)
+        print("hf-ssr: no --model, so the small reasoner answers", file=sys.stderr)
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -30,11 +30,11 @@ def dim() -> tuple[str, str]:
 
 
 @contextmanager
-def interrupts_raise() -> Iterator[None]:
-    """Ctrl-C is a `KeyboardInterrupt` within, where the command ends at once otherwise (`__main__.py`)."""
+def handling(handler: Callable) -> Iterator[None]:
+    """What Ctrl-C does within, unless it is ignored; elsewhere it ends the command at once (`__main__.py`)."""
     earlier = signal.getsignal(signal.SIGINT)
     if earlier is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:

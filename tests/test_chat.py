@@ -14,7 +14,7 @@ from conftest import build_once
 from transformers import DynamicCache
 
 from hf_ssr import SSRConfig
-from hf_ssr.chat import HELP, Interrupts, Session
+from hf_ssr.chat import HELP, Interrupts, Session, messages
 from hf_ssr.cli import main
 from hf_ssr.conversation import Conversation, TurnCache
 from hf_ssr.terminal import ThoughtAndAnswer
@@ -175,13 +175,73 @@ def test_ctrl_c(chat_tokenizer, model, monkeypatch, capsys, places, thinking_tok
     assert ("not part of the chat" in error) == (answer_tokens == 0)
 
 
-def test_a_third_ctrl_c_is_an_error(chat_tokenizer, model, monkeypatch, capsys):
+@pytest.mark.parametrize("places", [(30, 30), (30, 30, 30), (6, 12, 12)])
+def test_ctrl_c_twice_in_an_answer_keeps_what_there_is(chat_tokenizer, model, monkeypatch, capsys, places):
+    """It is the beginning of the answer that would have come, and the chat goes on from it."""
+    settings = {"thinking_budget": 21, "forced_close": "</think>", "draft_budgets": [3]}
+    press(monkeypatch, *places[:1] * (places[0] == 6))
+    whole = Session(conversation_of(model, chat_tokenizer, **settings), {})
+    whole.ask("hello")
+    monkeypatch.undo()
+    press(monkeypatch, *places)
+    session = Session(conversation_of(model, chat_tokenizer, **settings), {})
+    capsys.readouterr()
+    session.ask("hello")
+    (_, message), (_, expected) = session.conversation.messages, whole.conversation.messages
+    assert expected["content"].startswith(message["content"]) and 0 < len(message["content"]) < len(expected["content"])
+    assert message["reasoning_content"] == expected["reasoning_content"]
+    written = capsys.readouterr()
+    assert written.out.strip() == message["content"] and written.out.endswith("\n")
+    assert "stopped; what there is of the answer is part of the chat" in written.err
+    monkeypatch.undo()
+    session.ask("and the next")
+    assert len(session.conversation.messages) == 4 and session.last.cached_tokens == 0
+
+
+@pytest.mark.parametrize("late", ["_texts", "_tell"])
+def test_ctrl_c_when_the_answer_is_over_changes_nothing(chat_tokenizer, model, monkeypatch, late):
+    """Who presses it twice is a moment late with the second."""
+    chat = conversation_of(model, chat_tokenizer, thinking_budget=21)
+    owner = Conversation if late == "_texts" else Session
+    real = getattr(owner, late)
+
+    def pressing(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*args)
+
+    monkeypatch.setattr(owner, late, pressing)
+    press(monkeypatch, 30)
+    session = Session(chat, {})
+    session.ask("hello")
+    assert len(chat.messages) == 2 and session.last.metrics is not None
+
+
+def test_ctrl_c_before_the_model_writes(chat_tokenizer, model, monkeypatch, capsys):
+    chat = conversation_of(model, chat_tokenizer)
+    take = TurnCache.take
+
+    def pressing(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return take(*args)
+
+    monkeypatch.setattr(TurnCache, "take", pressing)
+    session = Session(chat, {})
+    session.ask("hello")
+    assert chat.messages == [] and "stopped; the message is not part of the chat" in capsys.readouterr().err
+    monkeypatch.undo()
+    session.ask("hello")
+    assert len(chat.messages) == 2
+
+
+def test_a_third_ctrl_c_in_a_thought_leaves_no_answer(chat_tokenizer, model, monkeypatch, capsys):
     chat = conversation_of(model, chat_tokenizer)
     press(monkeypatch, 6, 6, 6)
     session = Session(chat, {})
     session.ask("hello")
     assert session.last is None and chat.messages == []
-    assert "stopped; the message is not part of the chat" in capsys.readouterr().err
+    assert "no answer, so the message is not part of the chat" in capsys.readouterr().err
     monkeypatch.undo()
     session.ask("hello")
     assert session.last.cached_tokens == 0 and len(chat.messages) == 2
@@ -257,7 +317,8 @@ def test_commands(folder, monkeypatch, capsys, tmp_path):
 
 def test_nothing_ends_the_chat(folder, monkeypatch, capsys):
     """Neither a setting of the wrong type, nor an error of the model or of the template."""
-    lines = ["hello", "/set temperature hot", "/set max_new_tokens many", "/set do_sample 1", "/set temperature 1"]
+    lines = ["hello", "/set temperature hot", "/set max_new_tokens many", "/set do_sample 1", "/set top_p 7"]
+    lines += ["/set temperature 1"]
     ask, calls = Conversation.ask, []
 
     def failing(self, *args):
@@ -269,14 +330,64 @@ def test_nothing_ends_the_chat(folder, monkeypatch, capsys):
     monkeypatch.setattr(Conversation, "ask", failing)
     seen = chat(folder, monkeypatch, capsys, [*lines, "and on", "still"])
     for text in (
-        "`temperature` must be of type float, but is hot.",
-        "`max_new_tokens` must be of type int, but is many.",
-        "`do_sample` must be of type bool, but is 1.",
+        "`temperature` must be a number above 0 and at most 1e+06, but is 'hot'.",
+        "`max_new_tokens` must be an integer of at least 1, but is 'many'.",
+        "`do_sample` must be True or False, but is 1.",
+        "`top_p` must be a number of at least 0 and at most 1, but is 7.",
         "temperature = 1 from the next message on",
         "hf-ssr: no memory",
     ):
         assert text in seen.err
     assert seen.err.count("tokens of the chat were in the cache]") == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04\xff",
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"3",
+        b'{"role": "user", "content": "a"}',
+        b'["a"]',
+        b'[{"role": "user"}]',
+        b'[{"role": "robot", "content": "a"}]',
+        b'[{"role": "user", "content": ["a"]}]',
+        b'[{"role": "assistant", "content": "a", "reasoning_content": 3}]',
+    ],
+)
+def test_load_of_what_is_no_chat(content, chat_tokenizer, model, tmp_path):
+    """It is called that, and the chat is as it was."""
+    session = Session(conversation_of(model, chat_tokenizer), {})
+    session.conversation.messages = [{"role": "user", "content": "hello"}]
+    (tmp_path / "chat.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"chat\.json must be a list of messages with `role` and `content`, as /save"):
+        session.handle(f"/load {tmp_path / 'chat.json'}")
+    assert session.conversation.messages == [{"role": "user", "content": "hello"}]
+
+
+def test_ctrl_c_at_the_prompt(monkeypatch, capsys):
+    """Once, it takes back what was typed; twice in a row, it leaves; from a pipe it leaves at once."""
+    typed = iter(["begun\\", KeyboardInterrupt, "whole", KeyboardInterrupt, KeyboardInterrupt])
+
+    def typing(prompt):
+        if (line := next(typed)) is KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("not interrupted")
+        return line
+
+    monkeypatch.setattr("builtins.input", typing)
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: True))
+    read = messages()
+    assert next(read) == "whole"
+    with pytest.raises(KeyboardInterrupt):
+        next(read)
+    assert capsys.readouterr().err.count("Ctrl-C once more leaves") == 2
+    typed = iter([KeyboardInterrupt])
+    monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(isatty=lambda: False))
+    with pytest.raises(KeyboardInterrupt):
+        next(messages())
 
 
 def test_a_setting_that_needs_markers(folder, monkeypatch, capsys):

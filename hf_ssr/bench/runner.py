@@ -1,6 +1,7 @@
 """`hf-ssr bench`: methods side by side on the same prompts, each run counted, timed and scored."""
 
 import gc
+import signal
 import statistics
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..comparing import Run, agreeing, difference_between, timed_generate
 from ..config import SSRConfig
-from ..terminal import interrupts_raise, moving
+from ..terminal import handling, moving
 from ..thinking import split_thinking
 from .methods import ORACLE, arguments_of
 from .records import RUNS, SAMPLES, Record, append_lines, parts_of, read_lines, read_records, write_lines
@@ -102,7 +103,7 @@ class Bench:
         first = {prompt.task: prompt.name for prompt in reversed(prompts)}
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True, quiet=self.rank > 0, force_terminal=moving(sys.stderr))
-        with Progress(*columns, console=console) as bar, interrupts_raise():
+        with Progress(*columns, console=console) as bar, handling(signal.default_int_handler):
             shown = bar.add_task("warm-up", total=len(todo) * len(self.methods))
             try:
                 if todo:

@@ -14,6 +14,10 @@ from .sample import Sample, cut_thought
 TASKS = {"class": classes, "ledger": ledgers, "path": paths}
 VALIDATION = 5 * 10**8  # the first seed of the validation tasks
 HELD_OUT = 10**9  # the first seed of the held-out tasks
+EXAMPLE = """Write the Python class Book. Sort its fields by name.
+0 title: str = "white"
+1 year: int = 9
+2 owner: str = "pink\""""  # to be copied by who wants to try the reasoner; held out
 
 
 def split_of(prompt: str) -> str:
@@ -30,9 +34,25 @@ def draw(task: str, seed: int) -> Sample:
     return sample
 
 
+def task_of(prompt: str) -> str | None:
+    """The family that a prompt is of: it is worded like it, line by line, and in its words. `None` if it is of none."""
+    return next((task for task, family in TASKS.items() if family.is_one(prompt)), None)
+
+
 def check(sample: Sample, answer: str) -> bool:
     """Whether `answer` is right for `sample`, by the rule of its family."""
     return TASKS[sample.task].check(sample, answer)
 
 
-__all__ = ["HELD_OUT", "TASKS", "VALIDATION", "Sample", "check", "cut_thought", "draw", "split_of"]
+__all__ = [
+    "EXAMPLE",
+    "HELD_OUT",
+    "TASKS",
+    "VALIDATION",
+    "Sample",
+    "check",
+    "cut_thought",
+    "draw",
+    "split_of",
+    "task_of",
+]

@@ -9,6 +9,7 @@ The answer is run, not compared.
 import ast
 import inspect
 import random
+import re
 
 from .sample import Sample
 
@@ -68,6 +69,18 @@ def make(rng: random.Random) -> Sample:
     prompt = "\n".join([f"Write the Python class {title}. {wish}", *lines])
     ordered = {name: fields[name] for name in sorted(names)}
     return Sample("class", prompt, _thought(names), _answer(title, ordered, documented), (title, ordered, documented))
+
+
+_FIRST = rf"Write the Python class ({'|'.join(CLASSES)})\. Sort its fields by name( and document them)?\."
+_FIELD = rf"({'|'.join(NAMES)}): (int = \d|str = \"({'|'.join(WORDS)})\"|bool = (True|False))"
+
+
+def is_one(prompt: str) -> bool:
+    """Whether a prompt is worded as `make` words it."""
+    first, *lines = prompt.split("\n")
+    fields = [re.fullmatch(rf"{i} {_FIELD}", line) for i, line in enumerate(lines)]
+    is_right = re.fullmatch(_FIRST, first) and all(fields) and MIN_FIELDS <= len(lines) <= MAX_FIELDS
+    return bool(is_right) and len({field[1] for field in fields}) == len(fields)
 
 
 def check(sample: Sample, answer: str) -> bool:

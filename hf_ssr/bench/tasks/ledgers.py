@@ -7,6 +7,7 @@ the prompts ask for a note on each entry, so that the answer is longer than the 
 
 import random
 import re
+from itertools import accumulate
 
 from .sample import Sample
 
@@ -58,6 +59,21 @@ def make(rng: random.Random) -> Sample:
     prompt = "\n".join([f"Keep the ledger of {owner} from {start}.{wish}", *lines])
     data = owner, start, entries, noted
     return Sample("ledger", prompt, _thought(start, entries), _answer(*data), data)
+
+
+_FIRST = rf"Keep the ledger of ({'|'.join(OWNERS)}) from (\d\d)\.( Add a note on each entry\.)?"
+_ENTRY = rf"({'|'.join(ENTRIES)}): ([+-]\d\d)"
+
+
+def is_one(prompt: str) -> bool:
+    """Whether a prompt is worded as `make` words it, its balances of two digits."""
+    first, *lines = prompt.split("\n")
+    start = re.fullmatch(_FIRST, first)
+    entries = [re.fullmatch(rf"{i} {_ENTRY}", line) for i, line in enumerate(lines, 1)]
+    if not start or not all(entries) or not MIN_ENTRIES <= len(lines) <= MAX_ENTRIES:
+        return False
+    balances = accumulate((int(entry[2]) for entry in entries), initial=int(start[2]))
+    return all(10 <= balance <= 99 for balance in balances) and len({e[1] for e in entries}) == len(entries)
 
 
 def check(sample: Sample, answer: str) -> bool:

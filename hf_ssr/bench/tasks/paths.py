@@ -72,6 +72,17 @@ def make(rng: random.Random) -> Sample:
     return Sample("path", prompt, _thought(links, way), answer, (start, goal, links, ticketed))
 
 
+_CITY = f"({'|'.join(CITIES)})"
+_FIRST = rf"Find the way from {_CITY}, the goal is {_CITY}\.( List the tickets\.)?"
+_LINK = rf"{_CITY} \d: ({_CITY} by ({'|'.join(MEANS)}) in \d h|no link)"
+
+
+def is_one(prompt: str) -> bool:
+    """Whether a prompt is worded as `make` words it; whether there is a way is not looked at."""
+    first, *lines = prompt.split("\n")
+    return bool(re.fullmatch(_FIRST, first) and lines) and all(re.fullmatch(_LINK, line) for line in lines)
+
+
 def check(sample: Sample, answer: str) -> bool:
     """Whether the legs lead to the goal over links that exist, and their means, hours, sums and tickets are right."""
     start, goal, links, ticketed = sample.data
