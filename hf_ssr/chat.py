@@ -198,6 +198,9 @@ class Session:
         if self._of_reasoner and task_of(text := text.strip()) is None:
             note(reasoner_notice(TO_COPY))
             return
+        if self._of_reasoner and self.conversation.messages:
+            self.conversation.restart()
+            note("a new chat: the small reasoner was trained on one task at a time")
         streamers = []
 
         def streamer_of(prompt: list[int]) -> _Shown:

@@ -266,6 +266,8 @@ def check_chat_arguments(arguments: argparse.Namespace) -> None:
     """
     settings_of(arguments)
     check_model(arguments)
+    if arguments.model is None and arguments.system is not None:
+        raise ValueError("--system: the small reasoner was trained without a system prompt: name a --model.")
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
