@@ -96,7 +96,7 @@ class SSRConfig(GenerationConfig):
 
     Raises:
         `ValueError`: for a value out of range, settings that contradict each other, or an unknown setting that looks
-            like a misspelt one of these.
+            like one of these (`prediction`, `thinking_tokens`), naming the nearest.
 
     Example:
 

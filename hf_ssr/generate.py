@@ -17,6 +17,7 @@ from .config import GENERATION_MODE, SETTINGS, SSRConfig, overruled
 from .decoding import ssr_decoding
 from .drafter_suffix import SuffixDrafter
 from .output import Stream
+from .validating import refuse_lookalikes
 
 _DECODING_METHOD = f"_{GENERATION_MODE}_decoding"
 GENERATION_MODES_MAPPING[GENERATION_MODE] = _DECODING_METHOD
@@ -97,6 +98,7 @@ def _generate_with(model, inputs=None, generation_config: GenerationConfig | Non
     kwargs.pop("trust_remote_code", None)
     with Stream.around(kwargs.get("streamer")) as stream:
         config = SSRConfig() if generation_config is None else SSRConfig.from_config(copy.deepcopy(generation_config))
+        refuse_lookalikes(kwargs, known=(*vars(config), *inspect.signature(model.forward).parameters))
         # what the call sets moves into the config, but not `None`: as a keyword it means "none", in a config "inherit"
         settings = {k: v for k, v in kwargs.items() if v is not None and k in vars(config) and not k.startswith("_")}
         config.update(**settings)

@@ -1,12 +1,14 @@
 """A Hub repository, or any folder, from which transformers can load SSR with nothing installed."""
 
 import argparse
-import shutil
+import hashlib
+import json
 from pathlib import Path
 
 from .version import TRANSFORMERS_FLOOR
 
 PACKAGE = Path(__file__).parent
+MANIFEST = "export.json"  # what an export has written, so that the next one replaces nothing else
 CARD_FOLDERS = (PACKAGE / "cards", PACKAGE.parent / "model_cards")  # installed, in a checkout
 
 _CARD = """---
@@ -45,7 +47,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         metavar="FOLDER",
-        help="new, or with a model in it: custom_generate/ is written or replaced, README.md added if there is none",
+        help="new, or with a model in it: custom_generate/ is written, README.md added if there is none",
     )
     parser.add_argument("--card", metavar="NAME", help=f"its README.md: one of {', '.join(card_names())}")
 
@@ -57,33 +59,42 @@ def export_command(arguments: argparse.Namespace) -> int:
     Raises:
         `ValueError`, `OSError`: see `export`.
     """
-    written = export(arguments.folder, arguments.card)
-    print(f"{len(written)} files written to {arguments.folder}")
-    print(
-        f"use: model.generate(**inputs, custom_generate={arguments.folder!r}, trust_remote_code=True, "
-        "tokenizer=tokenizer)"
-    )
+    folder = arguments.folder
+    written = export(folder, arguments.card)
+    print(f"{len(written)} files written to {folder}")
+    if holds_model(Path(folder)):
+        print(f"use: model = AutoModelForCausalLM.from_pretrained({folder!r}, trust_remote_code=True)")
+        print("     then model.generate(**inputs, tokenizer=tokenizer) is SSR")
+    else:
+        print(f"use: model.generate(**inputs, custom_generate={folder!r}, trust_remote_code=True, tokenizer=tokenizer)")
     return 0
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether `from_pretrained` can load a model from a folder."""
+    weights = (path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern))
+    return (folder / "config.json").is_file() and any(weights)
 
 
 def export(folder: str | Path, card: str | None = None) -> list[Path]:
     """
-    Writes `custom_generate/` into a folder: `generate.py`, the modules it imports, flat, and `requirements.txt`.
+    Writes `custom_generate/` into a folder: `generate.py`, the modules it imports, flat, `requirements.txt`, and
+    `export.json`, by which a later export knows its own files.
 
     The folder serves as `custom_generate="<folder>"`; with a model in it, `from_pretrained(folder,
     trust_remote_code=True)` gives a model whose `generate` is SSR. A `README.md` with the `custom_generate` tag is
     added if there is none.
 
     Args:
-        folder (`str` or `Path`): made if it is missing. What it holds stays, but for `custom_generate/`, which is
-            replaced.
+        folder (`str` or `Path`): made if it is missing. What it holds stays; files of an earlier export are replaced.
         card (`str`, *optional*): one of [`card_names`], to be the `README.md` instead: what a model needs to know.
 
     Returns:
         `list[Path]`: the files that were written.
 
     Raises:
-        `ValueError`: if `folder` is a file, no card has that name, or a card is asked for where there is a `README.md`.
+        `ValueError`: if `folder` is a file, no card has that name, a card is asked for where there is a `README.md`, or
+            `custom_generate/` holds files that no export has written, or that were changed since.
     """
     if not str(folder).strip():
         raise ValueError("`folder` is empty: name a folder.")
@@ -92,24 +103,62 @@ def export(folder: str | Path, card: str | None = None) -> list[Path]:
         raise ValueError(f"`folder`={str(folder)!r} must be a folder, but is a file: name another.")
     readme = folder / "README.md"
     text = _CARD if card is None else _text_of_card(card, readme)
-    from transformers.dynamic_module_utils import get_relative_import_files  # here, so that help need not wait for it
-
     target = folder / "custom_generate"
-    if target.exists():
-        shutil.rmtree(target)
-    target.mkdir(parents=True)
-    door = PACKAGE / "generate.py"
-    written = [
-        Path(shutil.copyfile(module, target / module.name))
-        for module in sorted({door, *map(Path, get_relative_import_files(door))})
-    ]
-    requirements = target / "requirements.txt"
-    requirements.write_text(f"transformers>={TRANSFORMERS_FLOOR}\n")
-    written.append(requirements)
+    files, earlier = _files(), _earlier(target)
+    _refuse_to_replace(target, files, earlier)
+    target.mkdir(parents=True, exist_ok=True)
+    for path in filter(Path.is_file, target.iterdir()):
+        if path.name not in (*files, MANIFEST):  # of another version
+            path.unlink()
+    files[MANIFEST] = json.dumps({name: _digest(content) for name, content in files.items()}, indent=1).encode()
+    written = [target / name for name in files]
+    for path, content in zip(written, files.values(), strict=True):
+        path.write_bytes(content)
     if not readme.exists():
         readme.write_text(text, encoding="utf-8")
         written.append(readme)
     return written
+
+
+def _files() -> dict[str, bytes]:
+    """What `custom_generate/` is to hold: `generate.py`, the modules it imports, and what has to be installed."""
+    from transformers.dynamic_module_utils import get_relative_import_files  # here, so that help need not wait for it
+
+    door = PACKAGE / "generate.py"
+    modules = sorted({door, *map(Path, get_relative_import_files(door))})
+    files = {module.name: module.read_bytes() for module in modules}
+    return {**files, "requirements.txt": f"transformers>={TRANSFORMERS_FLOOR}\n".encode()}
+
+
+def _earlier(target: Path) -> dict[str, str]:
+    """The files that an earlier export has written, and their digests then."""
+    try:
+        found = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse_to_replace(target: Path, files: dict[str, bytes], earlier: dict[str, str]) -> None:
+    """Whatever is there must be of an earlier export, or what this one writes."""
+    if target.exists() and not target.is_dir():
+        raise ValueError(f"{str(target)!r} is a file, which no export has written: move it away.")
+    foreign = []
+    for path in sorted(target.iterdir()) if target.exists() else ():
+        if path.name in ("__pycache__", MANIFEST):
+            continue
+        digest = _digest(path.read_bytes()) if path.is_file() else None
+        if digest is None or digest not in (earlier.get(path.name), _digest(files.get(path.name, b""))):
+            foreign.append(path.name)
+    if foreign:
+        raise ValueError(
+            f"{str(target)!r} holds what no export has written, or what was changed since: {', '.join(foreign)}. Move "
+            "it away, or export to another folder."
+        )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _text_of_card(card: str, readme: Path) -> str:

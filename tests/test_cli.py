@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,8 +12,9 @@ from conftest import build_once
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from hf_ssr import SSRConfig
+from hf_ssr import SSRConfig, hub
 from hf_ssr.cli import SUBCOMMANDS, main
+from hf_ssr.hub import export
 from hf_ssr.terminal import ThoughtAndAnswer
 
 
@@ -154,6 +156,50 @@ def test_export(tmp_path, capfd):
     assert main(["export", str(tmp_path)]) == 0
     assert (tmp_path / "custom_generate" / "generate.py").is_file()
     assert "files written" in capfd.readouterr().out
+
+
+def test_export_says_how_the_folder_is_used(folder, tmp_path, capfd):
+    """A model folder by `from_pretrained`, and that is SSR; another one by `custom_generate`."""
+    shutil.copytree(folder, tmp_path / "model")
+    for name in ("model", "code"):
+        assert main(["export", str(tmp_path / name)]) == 0
+        out = capfd.readouterr().out
+        is_model = f"AutoModelForCausalLM.from_pretrained('{tmp_path / name}', trust_remote_code=True)" in out
+        assert is_model == (name == "model")
+        assert (f"custom_generate='{tmp_path / name}', trust_remote_code=True" in out) == (name == "code")
+
+
+def test_export_replaces_its_own_files_only(tmp_path, capfd, monkeypatch):
+    target = tmp_path / "custom_generate"
+    export(tmp_path)
+    files = {path.name: path.read_bytes() for path in target.iterdir()}
+    (target / "__pycache__").mkdir()
+    written = hub._files()
+    newer = {**{name: content + b"# newer\n" for name, content in written.items()}, "new.py": b""}
+    del newer["costs.py"]
+    monkeypatch.setattr(hub, "_files", lambda: dict(newer))
+    export(tmp_path)  # of another version
+    assert (target / "new.py").exists() and not (target / "costs.py").exists()
+    monkeypatch.undo()
+    export(tmp_path)
+    assert {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()} == files
+    (target / "generate.py").write_text("# mine\n")
+    (target / "helpers.py").write_text("# mine, too\n")
+    (target / "folder").mkdir()
+    with pytest.raises(SystemExit):
+        main(["export", str(tmp_path)])
+    error = capfd.readouterr().err
+    assert "changed since: folder, generate.py, helpers.py. Move it away, or export to another folder" in error
+    assert (target / "generate.py").read_text() == "# mine\n" and (target / "helpers.py").exists()
+    (target / "export.json").write_text(
+        "["
+    )  # and without knowing what was written, nothing is replaced but by the same
+    shutil.rmtree(target / "folder")
+    (target / "helpers.py").unlink()
+    with pytest.raises(ValueError, match=r"changed since: generate\.py"):
+        export(tmp_path)
+    (target / "generate.py").write_bytes(files["generate.py"])
+    export(tmp_path)
 
 
 def test_a_subcommand_as_prompt(folder, capfd):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 
 import pytest
 import torch
@@ -82,6 +83,52 @@ def test_bad_settings_for_the_model_are_refused_before_the_first_token(model, se
     with pytest.raises(ValueError, match=message):
         run(model, prompt_ids(), {}, generation_config=SSRConfig(max_new_tokens=20, **settings))
     assert counter.count == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("prediction", "`prediction_ids`"),
+        ("predicted_output", "`prediction_ids`"),
+        ("overhead", "`max_overhead`"),
+        ("thinking_tokens", "`thinking_budget`"),
+        ("max_thinking_tokens", "`thinking_budget`"),
+        ("budget", "`draft_budgets` or `thinking_budget`"),
+        ("draft_tokens", "`num_draft_tokens`"),
+        ("source", "`sources`"),
+        ("verification", "`verify`"),
+        ("speculative", "`speculate_thinking`"),
+    ],
+)
+def test_what_looks_like_a_setting_and_is_none(name, nearest, model, tmp_path):
+    """Refused with the nearest name, by a config, by one from a file, and by each call that our code sees first."""
+    message = re.escape(f"`{name}` is not a setting of SSRConfig: did you mean {nearest}?")
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: 3}))
+    with pytest.raises(ValueError, match=message):
+        SSRConfig(**{name: 3})
+    with pytest.raises(ValueError, match=message):
+        SSRConfig.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        hf_ssr.generate(model, prompt_ids(), max_new_tokens=5, **{name: 3})
+    with pytest.raises(ValueError, match=name):  # transformers looks at these itself
+        model.generate(prompt_ids(), max_new_tokens=5, custom_generate=hf_ssr.generate, **{name: 3})
+
+
+def test_settings_of_others_look_like_none_of_ours():
+    """Those of transformers, also misspelt, those that begin with `_`, and any that share no word of ours."""
+    others = dict.fromkeys(vars(GenerationConfig()))
+    assert not set(SETTINGS) & set(others)
+    SSRConfig(**others)
+    for name in (
+        "temperatur",
+        "min_lenght",
+        "max_new_token",
+        "forced_decoder_ids",
+        "source_lang",
+        "_draft",
+        "strict_mode",
+    ):
+        SSRConfig(**{name: 1})
 
 
 @pytest.mark.parametrize("route", ["mode", "callable"])
