@@ -4,7 +4,10 @@ import copy
 import io
 import json
 import os
+import re
+import select
 import signal
+import subprocess
 import sys
 import types
 
@@ -14,7 +17,7 @@ from conftest import build_once
 from transformers import DynamicCache
 
 from hf_ssr import SSRConfig
-from hf_ssr.chat import HELP, Interrupts, Session, messages
+from hf_ssr.chat import HELP, TO_COPY, Interrupts, Session, messages
 from hf_ssr.cli import main
 from hf_ssr.conversation import Conversation, TurnCache
 from hf_ssr.terminal import ThoughtAndAnswer
@@ -398,3 +401,50 @@ def test_a_setting_that_needs_markers(folder, monkeypatch, capsys):
 def test_an_end_of_input_within_a_message(folder, monkeypatch, capsys):
     seen = chat(folder, monkeypatch, capsys, ["hello\\"])
     assert seen.err.count("tokens of the chat were in the cache]") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminal")
+def test_ctrl_c_on_a_terminal():
+    """As it is typed: in a thought, twice in an answer, which is kept, and twice at the prompt, which leaves."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "hf_ssr", "chat"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        seen = ""
+
+        def wait_for(text: str) -> None:
+            nonlocal seen
+            while text not in seen:
+                if not select.select([ours], [], [], 100)[0]:
+                    process.kill()
+                    pytest.fail(f"{text!r} does not come: {seen}")
+                seen += re.sub(r"\x1b\[\??\w+", "", os.read(ours, 4096).decode(errors="replace"))
+            seen = seen[seen.index(text) + len(text) :]
+
+        def interrupt(times: int = 1) -> None:
+            for _ in range(times):
+                process.send_signal(signal.SIGINT)
+
+        wait_for("/help lists")
+        wait_for("> ")
+        for text in (f"{TO_COPY}\n", "/retry\n"):
+            os.write(ours, text.encode())
+            if text.startswith("/"):
+                wait_for("class Book:")  # of the answer: what was typed has a full stop there
+                interrupt(2)
+                wait_for("what there is of the answer is part of the chat")
+            else:
+                wait_for("Place 0, past start")
+                interrupt()
+                wait_for("[answer now]")
+                wait_for("were in the cache]")
+            wait_for("> ")
+        interrupt()
+        wait_for("once more leaves")
+        interrupt()
+        wait_for("hf-ssr: interrupted")
+        assert process.wait(60) == 130 and "Traceback" not in seen
+    os.close(ours)

@@ -80,6 +80,11 @@ def test_errors_in_arguments_import_nothing_heavy(arguments, tmp_path):
     assert done.returncode == 2 and message.startswith("hf-ssr: ") and imported == "[]"
 
 
+def test_what_the_small_reasoner_cannot_do_is_said_at_once():
+    done = run_command("Write a Python class Book with title and author.")
+    assert done.returncode == 2 and "One to copy:" in done.stderr and done.stderr.splitlines()[-1] == "[]"
+
+
 def test_the_table_names_what_there_is():
     for command in (PROMPT, REPLAY, *SUBCOMMANDS.values()):
         assert isinstance(command, Command)
