@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, split_thinking
 from hf_ssr.families import FAMILIES, family_of
 from hf_ssr.markers import require_markers, resolve_markers
-from hf_ssr.thinking import ThinkingState
+from hf_ssr.think_state import ThinkingState
 
 
 def tokenizer_with(*special: str, template: str = "") -> PreTrainedTokenizerFast:
@@ -45,7 +45,7 @@ def test_every_family(family, spelling):
     assert family_of(tokenizer) == family
     state = state_of(tokenizer, "question", family.start + "thought" + family.close + "answer")
     assert state.phase == "closed"
-    assert tokenizer.decode(state.tokens[state.close_position :]).endswith("answer")
+    assert tokenizer.decode(state.tokens[state.thoughts[0].closes :]).endswith("answer")
     assert tokenizer.decode(state.tail) == family.close[family.close.index(family.end) + len(family.end) :]
     assert state_of(tokenizer, "question" + family.start).phase == "open"
     assert state_of(tokenizer, "question" + family.start + family.close).phase == "closed"
@@ -70,11 +70,65 @@ def test_prompt_with_history():
     assert state_of(tokenizer, "what is <think>?<|im_end|>").phase == "unstarted"
 
 
-def test_a_later_marker_is_text():
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("spelling", ["tokens", "text"])
+@pytest.mark.parametrize("settled", [False, True], ids=["tokenizer", "config"])
+def test_which_families_think_again(family, spelling, settled):
+    """Those of the table, by tokens that no text spells: not where an answer mentions the marker."""
+    signs = ["[THINK]", "[/THINK]"] if family.name == "magistral" else family.signs
+    special = ["<|start|>", "<|end|>", *(s for s in signs if s[0] in "<[" and "\\n" not in s)]
+    tokenizer = tokenizer_with(*(special if spelling == "tokens" else ()), template=" ".join(family.signs))
+    known = None if settled else tokenizer
+    config = SSRConfig.from_tokenizer(tokenizer) if settled else SSRConfig()
+    state = ThinkingState(resolve_markers(config, known), tokenizer.encode("question"))
+    for token in tokenizer.encode(family.start + "one" + family.close + "two" + family.end + family.start + "three"):
+        state.push(token)
+    again = spelling == "tokens" and family.thinks_again
+    assert len(state.thoughts) == 1 + again and state.open == again
+    assert config.thinks_again is (again if settled else None)
+    for token in (t for character in family.end + family.start for t in tokenizer.encode(character)):
+        state.push(token)  # letter by letter
+    assert len(state.thoughts) == 1 + again
+
+
+def test_by_whom_a_model_thinks_again():
+    """Ids that a user gives open again; a text of the user's does not, unless asked for."""
+    tokenizer = tokenizer_with("<think>", "</think>")
+    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    for settings, again in (
+        ({}, False),
+        ({"thinking_start": "<think>"}, False),
+        ({"thinking_start": "<think>", "thinks_again": True}, True),
+        ({"thinking_start": [think], "thinking_end": [end]}, True),
+        ({"thinking_start": [think], "thinking_end": [end], "thinks_again": False}, False),
+        ({"thinking_start": "hm:", "thinking_end": "so:", "thinks_again": True}, True),
+        ({"thinking_start": []}, False),
+    ):
+        for config in (SSRConfig(**settings), SSRConfig.from_tokenizer(tokenizer, **settings)):
+            assert (resolve_markers(config, tokenizer).later_start is not None) == again, settings
+    with pytest.raises(ValueError, match=r"`forced_close`.*opens a thought again behind `thinking_end`"):
+        resolve_markers(SSRConfig(thinking_start=[7], thinking_end=[8], forced_close=[8, 7]))
+    resolve_markers(SSRConfig(thinking_start=[7], thinking_end=[8], forced_close=[8, 7], thinks_again=False))
+
+
+def test_a_later_thought():
+    """Is counted with the first; a marker that lies across a close opens none, and an end outside a thought is text."""
+    config = SSRConfig(thinking_start=[7, 8], thinking_end=[9, 7])
+    state = ThinkingState(resolve_markers(config), [7, 8])
+    for token in (1, 9, 7, 8, 2, 9, 7, 7, 8, 3, 4, 9, 7):
+        state.push(token)
+    assert state.spans == [[0, 3], [9, 13]] and state.phase == "closed"
+    assert (state.thinking_tokens, state.other_tokens) == (7, 6)
+    state.rewind(10)
+    assert state.spans == [[0, 3], [9, 10]] and state.open and state.thinking_tokens == 4
+    state.rewind(8)
+    assert state.spans == [[0, 3]] and not state.open
+
+
+def test_a_later_marker_is_text_where_a_model_thinks_once():
     tokenizer = tokenizer_with("<think>", "</think>")
     state = state_of(tokenizer, "q<think>", "abc</think>d<think>e</think>f")
-    assert state.thought == tokenizer.encode("abc</think>")
-    assert state.close_position == 4
+    assert state.spans == [[0, 4]]
 
 
 def test_start_is_open_from_the_first_token_without_a_start_marker():
@@ -107,9 +161,9 @@ def test_any_text_closes_however_it_is_tokenised(text):
         state = ThinkingState(resolve_markers(SSRConfig(thinking_end="Final answer:"), tokenizer), [])
         for token in ids:
             state.push(token)
-        assert state.close_position is not None
-        closed = tokenizer.decode(ids[: state.close_position])
-        assert "Final answer:" in closed and "Final answer:" not in tokenizer.decode(ids[: state.close_position - 1])
+        (closes,) = (thought.closes for thought in state.thoughts)
+        closed = tokenizer.decode(ids[:closes])
+        assert "Final answer:" in closed and "Final answer:" not in tokenizer.decode(ids[: closes - 1])
 
 
 def test_from_tokenizer_needs_no_tokenizer_later():
@@ -138,17 +192,24 @@ MARKERS = {"thinking_start": [7], "thinking_end": [8, 9], "forced_close": [4, 8,
 new_tokens = st.lists(st.integers(4, 9), max_size=30)
 
 
-def brute_force(text: list[int], budget: int | None, opened: bool) -> tuple[int | None, int | None, int | None]:
-    """(open, close, forced next token) by reading the whole text."""
-    start = 0 if opened else next((i + 1 for i, t in enumerate(text) if t == 7), None)
-    if start is None:
-        return None, None, None
-    close = next((i for i in range(start + 2, len(text) + 1) if text[i - 2 : i] == [8, 9]), None)
-    forced = None
-    if budget is not None and not (close is not None and close <= start + budget):
-        step = len(text) - start - budget
-        forced = MARKERS["forced_close"][step] if 0 <= step < 4 else None
-    return start, close, forced
+def brute_force(text: list[int], budget: int | None, opened: bool) -> tuple[list[list[int]], int | None]:
+    """(thoughts, forced next token) by reading the whole text."""
+    thoughts, begin, forced = [], 0, None
+    while True:
+        is_prompts = opened and not thoughts
+        start = 0 if is_prompts else next((i + 1 for i in range(begin, len(text)) if text[i] == 7), None)
+        if start is None:
+            return thoughts, forced
+        used = sum(close - open_ for open_, close in thoughts)
+        begin = next((i for i in range(start + 2, len(text) + 1) if text[i - 2 : i] == [8, 9]), None)
+        thoughts.append([start, len(text) if begin is None else begin])
+        forced = None
+        if budget is not None:
+            cut = start + max(0, budget - used)
+            if (begin is None or begin > cut) and 0 <= len(text) - cut < 4:
+                forced = MARKERS["forced_close"][len(text) - cut]
+        if begin is None:
+            return thoughts, forced
 
 
 @given(new_tokens, st.one_of(st.none(), st.integers(0, 12)), st.booleans(), st.lists(st.integers(0, 30), max_size=3))
@@ -160,7 +221,7 @@ def test_state_is_a_function_of_the_text(text, budget, opened, cuts):
     for cut in [*cuts, len(text)]:
         state.rewind(min(cut, len(state.tokens)))
         for n in range(len(state.tokens), len(text) + 1):
-            assert (state.open_position, state.close_position, state.forced) == brute_force(text[:n], budget, opened)
+            assert (state.spans, state.forced) == brute_force(text[:n], budget, opened)
             if n < len(text):
                 state.push(text[n])
 
@@ -175,7 +236,7 @@ def test_processor_is_a_function_of_input_ids(changes, budget):
     scores = torch.zeros(1, 12)
     for keep, tail in changes:
         text = text[: max(2, keep)] + tail
-        forced = brute_force(text[2:], budget, True)[2]
+        forced = brute_force(text[2:], budget, True)[1]
         processed = processor(torch.tensor([text]), scores)
         if forced is None:
             assert torch.equal(processed, scores)
@@ -273,6 +334,9 @@ def test_split_thinking():
         [5],
     )  # what the close leads to the answer with is not the answer
     assert split_thinking([7, 1, 8, 3, 5], led) == ([1], [3, 5])
+    assert split_thinking([7, 1, 8, 3, 3, 5, 7, 2, 8, 6, 8, 7], led) == ([1, 2], [5, 6, 8])
+    assert split_thinking(torch.tensor([7, 1, 8, 3, 7, 2, 8, 3, 3, 6]), led).answer.tolist() == [6]  # half a lead
+    assert split_thinking([4, 8, 3, 7, 2, 8, 5], led, 2) == ([2], [3, 5])  # the prompt has closed the first
     with pytest.raises(ValueError, match="`ids` must be one text, but has 2 rows"):
         split_thinking(torch.tensor([[1], [2]]), config)
     with pytest.raises(ValueError, match="`thinking_end` is not set, and there is no tokenizer"):
@@ -290,4 +354,4 @@ def test_forced_tokens_along_a_draft():
     for token in (9, 7):
         state.push(token)
     assert state.forced_along([6]) == [6, None] and state.forced_along([]) == [6]
-    assert (state.tokens, state.close_position) == ([3, 4, 8, 9, 7], 4)
+    assert (state.tokens, state.spans) == ([3, 4, 8, 9, 7], [[0, 4]])

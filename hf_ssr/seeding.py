@@ -1,0 +1,28 @@
+"""Seeds of the rows of a batch, for rules that draw in other ways than plain `generate`."""
+
+import hashlib
+from array import array
+from collections import Counter
+
+import torch
+
+
+def row_seeds(input_ids: torch.LongTensor, attention_mask: torch.LongTensor | None) -> list[int]:
+    """
+    One seed a row. It depends on a number drawn from the global generator, on the row's own prompt, and, where a call
+    holds the same prompt several times, on which copy it is: not on padding, neighbours, or its place among them.
+
+    Args:
+        input_ids (`torch.LongTensor` of shape `(batch_size, prompt_length)`): the prompts.
+        attention_mask (`torch.LongTensor` of shape `(batch_size, prompt_length)`, *optional*): 0 = padding.
+    """
+    call_seed = int(torch.randint(2**62, (), device="cpu"))
+    masks = [None] * len(input_ids) if attention_mask is None else attention_mask.bool()
+    copies: Counter[bytes] = Counter()
+    seeds = []
+    for ids, mask in zip(input_ids, masks, strict=True):
+        prompt = array("q", (ids if mask is None else ids[mask]).tolist()).tobytes()
+        key = array("q", [call_seed, copies[prompt]]).tobytes() + prompt
+        copies[prompt] += 1
+        seeds.append(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 2)
+    return seeds
