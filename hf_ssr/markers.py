@@ -266,9 +266,8 @@ def _turn_ends(config, end: Marker, tokenizer) -> frozenset[int]:
     ids = set() if eos is None else set(eos) if isinstance(eos, (list, tuple)) else {eos}
     if tokenizer is not None:
         ids |= set(turn_ends_of(tokenizer))
-    return frozenset(
-        ids - {i for spelling in end.spellings for i in spelling}
-    )  # gpt-oss ends thoughts and messages alike
+    # gpt-oss ends thoughts and messages alike
+    return frozenset(ids - {i for spelling in end.spellings for i in spelling})
 
 
 def resolved_settings(config, tokenizer) -> dict[str, list]:

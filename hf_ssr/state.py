@@ -67,10 +67,7 @@ class TextState:
         self.prompt_index = SuffixAutomaton(self.prompt if "prompt" in generation_config.setting("sources") else ())
         self.prediction = prediction
         self.records = {"thought": AcceptanceRecord(), "answer": AcceptanceRecord()}
-        self.written = {
-            "thought": SuffixAutomaton(),
-            "answer": SuffixAutomaton(),
-        }  # all of each kind, one behind another
+        self.written = {"thought": SuffixAutomaton(), "answer": SuffixAutomaton()}  # all of each kind
         self.drafter = self._first_drafter()
         self.done = False
         self.child: Child | None = None

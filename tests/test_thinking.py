@@ -95,7 +95,7 @@ def test_by_whom_a_model_thinks_again():
     """Ids that a user gives open again; a text of the user's does not, unless asked for."""
     tokenizer = tokenizer_with("<think>", "</think>")
     think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
-    for settings, again in (
+    for own, again in (
         ({}, False),
         ({"thinking_start": "<think>"}, False),
         ({"thinking_start": "<think>", "thinks_again": True}, True),
@@ -104,8 +104,8 @@ def test_by_whom_a_model_thinks_again():
         ({"thinking_start": "hm:", "thinking_end": "so:", "thinks_again": True}, True),
         ({"thinking_start": []}, False),
     ):
-        for config in (SSRConfig(**settings), SSRConfig.from_tokenizer(tokenizer, **settings)):
-            assert (resolve_markers(config, tokenizer).later_start is not None) == again, settings
+        for config in (SSRConfig(**own), SSRConfig.from_tokenizer(tokenizer, **own)):
+            assert (resolve_markers(config, tokenizer).later_start is not None) == again, own
     with pytest.raises(ValueError, match=r"`forced_close`.*opens a thought again behind `thinking_end`"):
         resolve_markers(SSRConfig(thinking_start=[7], thinking_end=[8], forced_close=[8, 7]))
     resolve_markers(SSRConfig(thinking_start=[7], thinking_end=[8], forced_close=[8, 7], thinks_again=False))
