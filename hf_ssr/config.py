@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import sys
 import warnings
 from typing import Any
 
@@ -213,6 +214,22 @@ class SSRConfig(GenerationConfig):
         """The value of a setting of SSR, or its default if it is `None`."""
         value = getattr(self, name)
         return DEFAULTS.get(name) if value is None else value
+
+    @property
+    def eos_token_id(self) -> int | list[int] | None:
+        """
+        As in [`~transformers.GenerationConfig`]. Continuous batching (`generate_batch`) asks no config for its mode. It
+        asks for this once, before it changes anything: the one place to say that SSR is left out.
+        """
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "init_continuous_batching":
+            reason = "continuous batching (`generate_batch`) does not run it, and does not enforce `thinking_budget`"
+            not_applicable(self, reason, "continuous batching without either")
+        return vars(self).get("eos_token_id")
+
+    @eos_token_id.setter
+    def eos_token_id(self, value: int | list[int] | None) -> None:
+        vars(self)["eos_token_id"] = value
 
     @property
     def rule(self) -> str:

@@ -14,13 +14,17 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
     Enforces a thinking budget in plain `generate` exactly as SSR does: after `thinking_budget` thinking tokens the
     tokens of the forced close follow, whatever the model prefers. A thought that closes by itself is left alone.
 
+    The two agree on where earlier turns of the prompt end if `config` says so: if it is from
+    [`SSRConfig.from_tokenizer`], or sets `turn_ends`. Without that SSR also knows the model's own end of text.
+
     It is a function of `input_ids`, so it is right at every position of a draft that may be rolled back. It remembers
     what it has read of each row; a step compares that in one tensor operation and reads only what is new.
 
     Args:
         config (`SSRConfig`): `thinking_budget` and the markers; see [`SSRConfig.from_tokenizer`].
         prompt_length (`int`): tokens of the prompt, padding included.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): finds markers that `config` gives as text, or not at all.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): finds markers that `config` gives as text, or not at all, and
+            tells whether a character is whole, as the one does that [`SSRConfig.from_tokenizer`] has seen.
         max_new_tokens (`int`, *optional*): as given to `generate`; a budget that leaves no room for the forced close
             and one token of the answer is cut until it does, as SSR cuts it.
         stop (`Callable[[], bool]`, *optional*): whether thoughts are to end now; `thinking_budget` need not be set.
@@ -28,6 +32,8 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
     Raises:
         `ValueError`: if `config.thinking_budget` is not set, or no thinking marker is known.
     """
+
+    supports_continuous_batching = False  # of transformers: its steps mix prompts, and a row is not one text
 
     def __init__(self, config, *, prompt_length: int, tokenizer=None, max_new_tokens: int | None = None, stop=None):
         if config.thinking_budget is None and stop is None:
@@ -40,6 +46,9 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         self.max_new_tokens = max_new_tokens
         self._stop = stop
         self._read: dict[int, tuple[torch.LongTensor, ThinkingState]] = {}  # of each row: its ids, and where they lead
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_read": {}}  # a copy reads for itself
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """

@@ -25,6 +25,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 import hf_ssr.state
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
 from hf_ssr.markers import resolve_markers
+from hf_ssr.state import TextState
 from hf_ssr.think_state import ThinkingState
 from hf_ssr.verifying import gumbel_choice
 
@@ -302,40 +303,99 @@ def test_coupled_noise_is_the_place_in_the_text_alone(architecture, monkeypatch)
     assert texts[1:] == texts[:1] * 3
 
 
-REPEAT = 157
+START, END, LEAD = 150, 159, 157
+FIRST_THOUGHT = [*range(140, 147), END]
+
+
+def sharp_call(samples: int, **own) -> tuple[torch.LongTensor, SSRConfig, dict]:
+    """
+    A prompt, and biases that make a model without attention write: a thought, the lead, one token of its own, a second
+    thought of two tokens, the lead, one token of its own. These two are drawn from one distribution, independently.
+    """
+    ids = torch.cat([prompt_ids(8), torch.tensor([[START, 130]])], dim=1)
+    with torch.no_grad():
+        likely = sharper()(torch.tensor([[LEAD]])).logits[0, -1].topk(8).indices.tolist()
+    bias = [[[a, b], 1e4] for a, b in itertools.pairwise([130, *FIRST_THOUGHT, LEAD])]
+    bias += [[[LEAD, token, START], 1e4] for token in likely]
+    markers = {"thinking_start": [START], "thinking_end": [END], "forced_close": [158, END, LEAD]}
+    markers["thinking_budget"] = len(FIRST_THOUGHT) + 2
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 4, "num_return_sequences": samples}
+    settings |= {"max_new_tokens": len(FIRST_THOUGHT) + 11, "sequence_bias": bias}
+    return ids, SSRConfig(**markers, **settings, **own), settings
+
+
+def own_tokens(new: torch.LongTensor) -> list[tuple[int, int]]:
+    """The two tokens of the model's own, in each row whose second thought has not closed by itself."""
+    begin = len(FIRST_THOUGHT)
+    assert (new[:, : begin + 1] == torch.tensor([*FIRST_THOUGHT, LEAD])).all() and (new[:, begin + 2] == START).all()
+    kept = new[(new[:, begin + 5 : begin + 8] == torch.tensor([158, END, LEAD])).all(dim=1)]
+    assert len(kept) > len(new) / 2
+    return list(map(tuple, kept[:, [begin + 1, begin + 8]].tolist()))
+
+
+SAMPLES = 1500
 
 
 @lru_cache
-def sharp_samples(samples: int, rule: str | None, seed: int) -> list[tuple[int, int]]:
-    """
-    Of many samples, the first token behind the first thought, and behind the second: drawn from one distribution,
-    independently. A model without attention writes what biases say, but for these two, and the second thought.
-    """
-    model, ids, first = sharper(), prompt_ids(8), 140
-    with torch.no_grad():
-        likely = model(torch.tensor([[REPEAT]])).logits[0, -1].topk(8).indices.tolist()
-    path = [int(ids[0, -1]), first, first + 1, first + 2, 159, REPEAT]
-    bias = [[[a, b], 1e4] for a, b in itertools.pairwise(path)]
-    bias += [[[REPEAT, token, 150], 1e4] for token in likely]
-    markers = {"thinking_start": [150], "thinking_end": [159], "forced_close": [158, 159, REPEAT], "thinking_budget": 6}
-    ids = torch.cat([ids, torch.tensor([[150, path[0]]])], dim=1)
-    settings = {"do_sample": True, "temperature": 0.7, "top_k": 4, "num_return_sequences": samples}
-    settings |= {"max_new_tokens": 13, "sequence_bias": bias}
-    if rule is None:
-        processor = ThinkingBudgetLogitsProcessor(SSRConfig(**markers), prompt_length=ids.shape[1])
-        output = run(model, ids, settings, seed, logits_processor=[processor])
-    else:
-        config = SSRConfig(**markers, **settings, verify=rule, draft_temperature=4.0, draft_budgets=[1])
-        output = run(model, ids, {}, seed, generation_config=config)
-    new = output[:, ids.shape[1] :]
-    assert (new[:, :5] == torch.tensor([first, first + 1, first + 2, 159, REPEAT])).all() and (new[:, 6] == 150).all()
-    new = new[(new[:, 9:12] == torch.tensor([158, 159, REPEAT])).all(dim=1)]  # else the second has closed by itself
-    assert len(new) > samples / 2
-    return list(map(tuple, new[:, [5, 12]].tolist()))
+def plain_tokens() -> list[tuple[int, int]]:
+    ids, config, settings = sharp_call(SAMPLES)
+    processor = ThinkingBudgetLogitsProcessor(config, prompt_length=ids.shape[1])
+    return own_tokens(run(sharper(), ids, settings, 6, logits_processor=[processor])[:, ids.shape[1] :])
 
 
-@pytest.mark.parametrize("rule", ["speculative", pytest.param("block", marks=pytest.mark.slow)])
-def test_the_law_behind_a_second_thought(rule):
+def drafted_tokens(rule: str, budgets: list[int]) -> list[tuple[int, int]]:
+    ids, config, _ = sharp_call(SAMPLES, verify=rule, draft_temperature=3.0, draft_budgets=budgets)
+    return own_tokens(run(sharper(), ids, {}, 5, generation_config=config)[:, ids.shape[1] :])
+
+
+@pytest.mark.parametrize(
+    ("rule", "budgets"),
+    [("speculative", [1]), ("speculative", [1, 8]), ("block", [1])],
+)
+@pytest.mark.slow
+def test_the_law_behind_a_second_thought(rule, budgets):
     """A draft of the first thought is followed again behind the second: it is no fresh sample any more."""
-    statistic, limit = chi_square(sharp_samples(2000, rule, 5), sharp_samples(2000, None, 6))
+    statistic, limit = chi_square(drafted_tokens(rule, budgets), plain_tokens())
     assert statistic < limit
+
+
+@pytest.mark.slow
+def test_a_bias_behind_a_second_thought_is_noticed(monkeypatch):
+    """The same test, where a draft is taken for a fresh sample again."""
+    begin_thought = TextState.begin_thought
+
+    def forgetful(self):
+        drafts = self.drafts
+        begin_thought(self)
+        self.drafts = drafts
+
+    monkeypatch.setattr(TextState, "begin_thought", forgetful)
+    statistic, limit = chi_square(drafted_tokens("speculative", [1]), plain_tokens())
+    assert statistic > limit
+
+
+def test_coupled_drafts_agree_behind_a_second_thought():
+    """Its child draws with the very noise of its parent: where the distributions are the same, it drafts the answer."""
+    script = [START, 130, 131, 132, END, LEAD, 20, 21, START, *range(130, 142), END, LEAD]
+    ids, answer, agreed = prompt_ids(), 6, 0
+    for seed in range(4):
+        config = SSRConfig(
+            thinking_start=[START],
+            thinking_end=[END],
+            forced_close=[END, LEAD],
+            draft_budgets=[6],
+            do_sample=True,
+            verify="coupled",
+            max_overhead="off",
+            speculate_thinking=False,
+            max_new_tokens=len(script) + answer,
+            return_dict_in_generate=True,
+        )
+        output = run(sharper(), ids, {}, seed, generation_config=config, logits_processor=[Script([script], LENGTH)])
+        assert output.sequences[0, LENGTH : LENGTH + len(script)].tolist() == script
+        (stage,) = output.metrics.stages
+        drafted = list(itertools.takewhile(lambda token: token != START, stage.draft[:answer]))
+        assert output.sequences[0, -answer:].tolist()[: len(drafted)] == drafted
+        agreed += len(drafted)
+        assert stage.accepted_tokens >= len(drafted) - 1
+    assert agreed > 2 * answer
