@@ -167,7 +167,7 @@ def turn_ends_of(tokenizer) -> list[int]:
     for content, following in ((asked, said), (said, asks)):
         begin = text.rfind(content) + len(content)
         ids = encode(tokenizer, text[begin : text.rfind(following)]) if content in text else []
-        ends += [i for i in ids if i in tokenizer.added_tokens_decoder and i not in ends][:1]
+        ends += [i for i in ids if i in tokenizer.added_tokens_decoder][:1]
     return ends
 
 

@@ -1,8 +1,9 @@
 """Seeds of the rows of a batch, for rules that draw in other ways than plain `generate`."""
 
 import hashlib
-from array import array
+import struct
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
@@ -21,8 +22,12 @@ def row_seeds(input_ids: torch.LongTensor, attention_mask: torch.LongTensor | No
     copies: Counter[bytes] = Counter()
     seeds = []
     for ids, mask in zip(input_ids, masks, strict=True):
-        prompt = array("q", (ids if mask is None else ids[mask]).tolist()).tobytes()
-        key = array("q", [call_seed, copies[prompt]]).tobytes() + prompt
+        prompt = _bytes((ids if mask is None else ids[mask]).tolist())
+        key = _bytes([call_seed, copies[prompt]]) + prompt
         copies[prompt] += 1
         seeds.append(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 2)
     return seeds
+
+
+def _bytes(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)  # on any machine

@@ -1,15 +1,17 @@
 """Markers, the state of a thought, the thinking budget, and the split of thought and answer."""
 
+import codecs
+
 import pytest
 import torch
-from conftest import plain_run, run
+from conftest import build_once, plain_run, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import prompt_ids
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LogitsProcessorList, PreTrainedTokenizerFast
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
 
-from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, split_thinking
+from hf_ssr import SSRConfig, StopThinking, ThinkingBudgetLogitsProcessor, split_thinking
 from hf_ssr.families import FAMILIES, family_of
 from hf_ssr.markers import require_markers, resolve_markers
 from hf_ssr.think_state import ThinkingState
@@ -355,3 +357,169 @@ def test_forced_tokens_along_a_draft():
         state.push(token)
     assert state.forced_along([6]) == [6, None] and state.forced_along([]) == [6]
     assert (state.tokens, state.spans) == ([3, 4, 8, 9, 7], [[0, 4]])
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """As SentencePiece has it: a token for some words, a byte token for each byte of the rest."""
+    words = ["so", "ok", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer.add_tokens(["<think>", "</think>"], special_tokens=True)
+    return tokenizer
+
+
+CHARACTERS = "ok \U0001f600 \u6f22\u5b57 \u00e9!"
+TOKENIZERS = {"bytes": lambda: tokenizer_with("<think>", "</think>"), "byte fallback": byte_fallback_tokenizer}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_whole_characters(kind, text):
+    """Told from the last few tokens alone, wherever they begin."""
+    tokenizer = TOKENIZERS[kind]()
+    markers = resolve_markers(SSRConfig(), tokenizer)
+    ids = [tokenizer.convert_tokens_to_ids(f"<0x{b:02X}>") for b in text.encode()]
+    ids = tokenizer.encode(text) if kind == "bytes" else ids
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for count, byte in enumerate(text.encode(), 1):
+        decoder.decode(bytes([byte]))
+        whole = not decoder.getstate()[0]
+        assert markers.is_whole(ids[:count]) == whole
+        assert markers.is_whole(ids[max(0, count - 4) : count]) == whole
+
+
+class Pull(LogitsProcessor):
+    """The text is this one."""
+
+    def __init__(self, text: list[int], length: int):
+        self.text, self.length = text, length
+
+    def __call__(self, input_ids, scores):
+        place = input_ids.shape[1] - self.length
+        if place < len(self.text):
+            scores = torch.full_like(scores, -1e4)
+            scores[:, self.text[place]] = 0.0
+        return scores
+
+
+@pytest.mark.parametrize("knows", ["config", "call", "model"])
+def test_a_budget_breaks_no_character(knows):
+    """It waits for up to 3 tokens, in SSR and in plain `generate`, whatever is left for the answer."""
+    tokenizer = tokenizer_with("<think>", "</think>")
+    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    model, length = build_once("qwen3", vocab_size=320), 4
+    model.generation_config.eos_token_id = None
+    text = [think, *tokenizer.encode(CHARACTERS), end, *tokenizer.encode(CHARACTERS)]
+    ids, call = torch.full((1, length), 70), {"max_new_tokens": 40, "do_sample": False}
+    pull, waits = Pull(text, length), 0
+    settings = {**call, "draft_budgets": [2, 9], "return_dict_in_generate": True}
+    own = SSRConfig.from_tokenizer(tokenizer, **settings)
+    for budget in range(len(tokenizer.encode(CHARACTERS)) + 1):
+        for most in (40, budget + 8) if budget % 3 else (40,):
+            config = SSRConfig(**settings) if knows == "call" else SSRConfig.from_tokenizer(tokenizer, **settings)
+            config.update(thinking_budget=budget, max_new_tokens=most)
+            given_tokenizer = {"tokenizer": tokenizer} if knows == "call" else {}
+            if knows == "model":  # a config from a file has ids, and no tokenizer
+                config = SSRConfig.from_dict(config.to_dict())
+                model.generation_config = own
+            try:
+                output = run(model, ids, {}, generation_config=config, logits_processor=[pull], **given_tokenizer)
+            finally:
+                model.generation_config = type(model.generation_config)(pad_token_id=0)
+            if knows != "model":
+                processor = ThinkingBudgetLogitsProcessor(
+                    config, prompt_length=length, max_new_tokens=most, **given_tokenizer
+                )
+                plain = {**call, "max_new_tokens": most}
+                expected = run(model, ids, plain, logits_processor=[pull, processor])
+                assert output.sequences.tolist() == expected.tolist()
+            thought, answer = split_thinking(output.sequences, own, length)
+            assert "\ufffd" not in tokenizer.decode(thought) and len(answer) > 0
+            if most == 40:
+                cut = len(thought) - (len(thought) < len(tokenizer.encode(CHARACTERS)))  # a line break of the close
+                waits = max(waits, cut - budget)
+                assert 0 <= cut - budget <= 3 or end in output.sequences[0, : length + 1 + budget]
+    assert waits == 3
+
+
+def test_without_a_tokenizer_a_budget_is_exact():
+    """And a config has none that comes from a file."""
+    tokenizer = tokenizer_with("<think>", "</think>")
+    config = SSRConfig.from_tokenizer(tokenizer, thinking_budget=4)
+    for known, patience in ((config, 3), (SSRConfig.from_dict(config.to_dict()), 0)):
+        assert resolve_markers(known).patience == patience
+    assert config == SSRConfig.from_dict(config.to_dict()) and "okenizer" not in config.to_json_string()
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_a_handle_breaks_no_character(count):
+    tokenizer, stop, length = tokenizer_with("<think>", "</think>"), StopThinking(), 4
+    think, _ = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    model, text = build_once("qwen3", vocab_size=320), [think, *tokenizer.encode(CHARACTERS)]
+
+    class SetAt(Pull):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] == length + 1 + count:
+                stop.set()
+            return super().__call__(input_ids, scores)
+
+    config = SSRConfig.from_tokenizer(tokenizer, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
+    output = run(
+        model,
+        torch.full((1, length), 70),
+        {},
+        generation_config=config,
+        logits_processor=[SetAt(text, length)],
+        stopping_criteria=[stop],
+    )
+    thought = split_thinking(output.sequences, config, length).thought
+    assert "\ufffd" not in tokenizer.decode(thought) and count <= len(thought) - 1 <= count + 4
+
+
+TEMPLATES = {
+    "qwen": ("<|im_start|>{role}\n{content}<|im_end|>\n", ["<|im_end|>"]),
+    "glm": ("<|{role}|>\n{content}", ["<|assistant|>", "<|user|>"]),
+    "gemma": ("<start_of_turn>{role}\n{content}<end_of_turn>\n", ["<end_of_turn>"]),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_turn_ends(name):
+    """What the chat template writes behind messages, though the tokenizer's end of text is another."""
+    form, ends = TEMPLATES[name]
+    special = ["<|im_start|>", "<|im_end|>", "<|assistant|>", "<|user|>", "<start_of_turn>", "<end_of_turn>", "<eos>"]
+    tokenizer = tokenizer_with("<think>", "</think>", *special)
+    tokenizer.eos_token = "<eos>"
+    body = form.format(role="{{ m.role }}", content="{{ m.content }}").replace("\n", "{{ '\\n' }}")
+    tokenizer.chat_template = "{% for m in messages %}" + body + "{% endfor %}{# <think> #}"
+    config = SSRConfig.from_tokenizer(tokenizer)
+    assert sorted(tokenizer.convert_ids_to_tokens(config.turn_ends)) == sorted(["<eos>", *ends])
+    assert config.eos_token_id is None  # the model's own list decides where a text ends
+    cut = tokenizer.encode(f"<think>a thought that was cut{ends[0]}next")
+    assert resolve_markers(SSRConfig(), tokenizer).phase_of_prompt(cut) == "unstarted"
+    assert resolve_markers(config).phase_of_prompt(cut) == "unstarted"
+    assert resolve_markers(SSRConfig.from_tokenizer(tokenizer, turn_ends=[])).phase_of_prompt(cut) == "open"
+
+
+def test_gpt_oss_ends_thoughts_and_messages_alike():
+    tokenizer = tokenizer_with("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    )
+    tokenizer.eos_token = "<|return|>"
+    assert tokenizer.convert_ids_to_tokens(SSRConfig.from_tokenizer(tokenizer).turn_ends) == ["<|return|>"]
+
+
+def test_an_earlier_turn_that_ended_in_its_thought(model, tokenizer):
+    """SSR and the budget in plain `generate` look for the thought in the same part of the prompt."""
+    text = "Sum? <think>a long thought that was cut<eos>And now? "
+    for prompt, budgeted in ((text, False), (text + "<think>", True)):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        call = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 2}
+        config = SSRConfig.from_tokenizer(tokenizer, thinking_budget=4, max_new_tokens=12, do_sample=False)
+        processor = ThinkingBudgetLogitsProcessor(config, prompt_length=ids.shape[1], max_new_tokens=12)
+        expected = run(model, ids, call, logits_processor=[processor])
+        assert run(model, ids, {"eos_token_id": 2}, generation_config=config).tolist() == expected.tolist()
+        assert (expected[0, ids.shape[1] :].tolist() != run(model, ids, call)[0, ids.shape[1] :].tolist()) == budgeted
