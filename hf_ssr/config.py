@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import sys
 import warnings
 from typing import Any
 
@@ -48,9 +49,12 @@ class SSRConfig(GenerationConfig):
             Most tokens that a child drafts, the forced close not counted. Without it a child drafts until its end of
             text, the next fork, or the end of the thought.
         thinking_budget (`int`, *optional*):
-            Most thinking tokens; then the forced close follows. This changes the output: it is that of plain `generate`
-            with [`ThinkingBudgetLogitsProcessor`]. A budget that leaves no room in `max_new_tokens` for the forced
-            close and one token of the answer is cut until it does, with a warning.
+            Most thinking tokens of a text, all its thoughts together; then the forced close follows. This changes the
+            output: it is that of plain `generate` with [`ThinkingBudgetLogitsProcessor`]. A thought goes on for up to 3
+            tokens more where a character would break, if a tokenizer is known: one given to `generate`, or that
+            [`SSRConfig.from_tokenizer`] has seen in this process; no file keeps it. A budget that leaves no room in
+            `max_new_tokens` for that, the forced close and one token of the answer is cut until it does, with a
+            warning.
         thinking_start (`str`, `list[int]` or `list[list[int]]`, *optional*):
             Marker that opens a thought, as text, token ids, or several spellings in ids. `[]`: the thought is open from
             the first new token, and the prompt is not searched for markers. Without it: detected with the tokenizer;
@@ -61,6 +65,12 @@ class SSRConfig(GenerationConfig):
         forced_close (`str` or `list[int]`, *optional*):
             What is appended when a thought is cut, in a draft or at the thinking budget. Must contain `thinking_end`.
             Without it: the way the model itself closes (`\\n</think>\\n\\n`).
+        thinks_again (`bool`, *optional*):
+            Whether `thinking_start` opens a thought again behind an earlier one; if not, it is text there. Without it:
+            yes, if `thinking_start` is given in ids, else what is known of the model's family.
+        turn_ends (`list[int]`, *optional*):
+            Tokens that end a turn: thinking markers of the prompt before the last of them are of earlier turns. Without
+            it: the model's end of text, and what a tokenizer tells.
         verify (`str`, *optional*, default `"exact"`):
             Rule that accepts draft tokens. `"exact"` keeps the very tokens of plain `generate`. The others matter when
             sampling, where they accept more: `"speculative"` and `"block"` draw other tokens from the same
@@ -108,6 +118,7 @@ class SSRConfig(GenerationConfig):
     """
 
     is_ssr_config = True  # an installed SSRConfig and a Hub copy's are two classes: recognised by this
+    _tokenizer: "_Shared | None" = None  # that `from_tokenizer` has seen
 
     def __init__(
         self,
@@ -119,6 +130,8 @@ class SSRConfig(GenerationConfig):
         thinking_start: str | list[int] | list[list[int]] | None = None,
         thinking_end: str | list[int] | list[list[int]] | None = None,
         forced_close: str | list[int] | None = None,
+        thinks_again: bool | None = None,
+        turn_ends: list[int] | None = None,
         verify: str | None = None,
         num_draft_tokens: int | None = None,
         min_match_length: int | None = None,
@@ -148,7 +161,7 @@ class SSRConfig(GenerationConfig):
     @classmethod
     def from_tokenizer(cls, tokenizer, **kwargs) -> "SSRConfig":
         """
-        A config whose thinking markers are token ids, so that no tokenizer is needed later.
+        A config whose thinking markers and turn ends are token ids, so that no tokenizer is needed later.
 
         Args:
             tokenizer (`PreTrainedTokenizerBase`): of the model; tells the family's markers where `kwargs` do not.
@@ -160,6 +173,7 @@ class SSRConfig(GenerationConfig):
         config = cls(**kwargs)
         for name, value in resolved_settings(config, tokenizer).items():
             setattr(config, name, value)
+        config._tokenizer = _Shared(tokenizer)
         config.validate(user_set_attributes=set())
         return config
 
@@ -178,6 +192,22 @@ class SSRConfig(GenerationConfig):
         """The value of a setting of SSR, or its default if it is `None`."""
         value = getattr(self, name)
         return DEFAULTS.get(name) if value is None else value
+
+    @property
+    def eos_token_id(self) -> int | list[int] | None:
+        """
+        As in [`~transformers.GenerationConfig`]. Continuous batching (`generate_batch`) asks no config for its mode. It
+        asks for this once, before it changes anything: the one place to say that SSR is left out.
+        """
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "init_continuous_batching":
+            reason = "continuous batching (`generate_batch`) does not run it, and does not enforce `thinking_budget`"
+            not_applicable(self, reason, "continuous batching without either")
+        return vars(self).get("eos_token_id")
+
+    @eos_token_id.setter
+    def eos_token_id(self, value: int | list[int] | None) -> None:
+        vars(self)["eos_token_id"] = value
 
     @property
     def rule(self) -> str:
@@ -225,6 +255,10 @@ class SSRConfig(GenerationConfig):
                 setattr(self, name, None)
         return super().update(defaults_only=defaults_only, allow_custom_entries=allow_custom_entries, **kwargs)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As [`~transformers.GenerationConfig.to_dict`]: settings only."""
+        return {name: value for name, value in super().to_dict().items() if name != "_tokenizer"}
+
     def to_json_file(self, json_file_path, use_diff: bool = True, keys_to_pop: list[str] | None = None) -> None:
         """As [`~transformers.GenerationConfig.to_json_file`], without `prediction_ids`: they belong to one call."""
         super().to_json_file(json_file_path, use_diff, [*(keys_to_pop or []), "prediction_ids"])
@@ -238,6 +272,16 @@ class SSRConfig(GenerationConfig):
         """
         validate_settings(self)
         super().validate(strict=strict, user_set_attributes=user_set_attributes)
+
+
+class _Shared:
+    """Copies of a config have one tokenizer among them."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __deepcopy__(self, memo) -> "_Shared":
+        return self
 
 
 def _readable(mode: GenerationMode) -> str:

@@ -8,6 +8,7 @@ SSR, Self-Speculation for Reasoning Models (arXiv 2608.20359). Read this first.
 
 Beyond the paper: all three, thought, draft and answer, are themselves written by speculation, from whatever they
 repeat. So a later child goes through an earlier draft in a few steps, and corrects it where the thought has changed it.
+Where an answer opens a thought again, all of this begins anew.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .preparing import prepare, run_plain
 from .scheduling import ForkSchedule, Governor
+from .seeding import row_seeds
 from .shared_prefix import SharedPrefixTarget
 from .speculating import verify
 from .state import TextState, collect
@@ -84,6 +86,9 @@ def ssr_decoding(
                 zip(target.rows, plan.thinking, plan.predictions, plan.prompt_tokens, strict=True)
             )
         ]
+        if config.rule != "exact":
+            for text, seed in zip(texts, row_seeds(input_ids, model_kwargs.get("attention_mask")), strict=True):
+                text.seed = seed
         generate_texts(target, texts, ForkSchedule(config), Governor(config, model))
     return collect(target, texts)
 
@@ -97,8 +102,6 @@ def generate_texts(target: Target, texts: list[TextState], schedule: ForkSchedul
         for text in texts:
             if text.metrics is not target.metrics:
                 text.metrics.forwards["prefill"] = 1
-            if text.config.rule != "exact":
-                text.seed = int(torch.randint(2**62, ()))
         while running := [text for text in texts if not text.done]:
             if all(text.thinking.open for text in running):
                 think_on(target, running, schedule, governor)
@@ -142,7 +145,7 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
             if text.thinking.open:
                 think(text, draft, drafts, logits, schedule, governor)
             else:
-                record = text.drafter.record  # a thought may open on the way, with another
+                record = text.drafter.record  # a thought may open on the way, and has another
                 record.note(draft, verify(text, draft, logits[text.row], needs_forward))
         if needs_forward:
             governor.pay([text.row.length - length for text, length in lengths.items()], *target.last_shape)

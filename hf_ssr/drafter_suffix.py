@@ -52,32 +52,41 @@ class SuffixDrafter(Drafter):
         lead (`Sequence[int]`): what may stand between a thought's close and the answer; a draft may have it or lack it.
         own (`str`): what the text is: `"answer"` or `"thought"`.
         record ([`AcceptanceRecord`], *optional*): of drafts so far, in texts of this kind.
+        written (`SuffixAutomaton`, *optional*): what the text goes on from, of the same kind; grows with it.
 
     Example: the draft is `a b c d b`, the text `a x`. `x` differs from `b`, so `c d x` is proposed next.
     """
 
     def __init__(
-        self, sources, min_match_length: int, num_draft_tokens: int, max_length: int, lead=(), own="answer", record=None
+        self,
+        sources,
+        min_match_length: int,
+        num_draft_tokens: int,
+        max_length: int,
+        lead=(),
+        own="answer",
+        record=None,
+        written: SuffixAutomaton | None = None,
     ):
         super().__init__(num_draft_tokens, max_length, record)
         self._names = tuple(sources)
         self._min_match_length = min_match_length
         self._lead = tuple(lead)
-        self.written = SuffixAutomaton()  # the text that was observed
+        self.written = SuffixAutomaton() if written is None else written  # the text that was observed
         self._sources = [_Source(own, self.written, None)] if own in self._names else []
         self._recent: list[int] = []  # last tokens of the text
         self._begin = 0
         self._follow(None, 0)
 
     @classmethod
-    def from_config(cls, config, lead=(), own="answer", record=None) -> "SuffixDrafter":
+    def from_config(cls, config, lead=(), own="answer", record=None, written=None) -> "SuffixDrafter":
         """A drafter with the settings of an [`SSRConfig`] that `generate` has prepared."""
         names = ("sources", "min_match_length", "num_draft_tokens")
-        return cls(*(config.setting(name) for name in names), config.max_length, lead, own, record)
+        return cls(*(config.setting(name) for name in names), config.max_length, lead, own, record, written)
 
     def add(self, name: str, tokens: SuffixAutomaton | Sequence[int]) -> None:
-        """One more source, prompt or thought; it may still grow. Of equally long matches, an earlier source wins."""
-        if name in self._names:
+        """One more source, not a draft; it may still grow. Of equally long matches, an earlier source wins."""
+        if name in self._names and (name != "answer" or len(tokens)):
             automaton = _indexed(tokens)
             self._sources.append(_Source(name, automaton, SuffixMatch(automaton)))
 

@@ -13,6 +13,7 @@ class Family(NamedTuple):
         signs (`tuple[str, ...]`): what the vocabulary or the chat template of its tokenizers contains, all of it.
         start, end (`str`): what opens and, at its shortest, closes a thought.
         close (`str`): how the model itself goes from thought to answer.
+        thinks_again (`bool`): whether a later `start` in one answer opens another thought.
     """
 
     name: str
@@ -20,10 +21,14 @@ class Family(NamedTuple):
     start: str
     end: str
     close: str
+    thinks_again: bool = False
 
 
 THINK = ("<think>", "</think>")
 
+# Only families whose start is a control token, which no text spells, think again: channels and blocks that take turns
+# with the answer. An answer that mentions `<think>`, or says "Here is my thought process:", writes the very marker.
+#
 # The first row whose signs are all there is taken: the peculiar before the common.
 FAMILIES = (
     Family(
@@ -32,17 +37,26 @@ FAMILIES = (
         "<|channel|>analysis<|message|>",
         "<|end|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
+        thinks_again=True,
     ),
-    Family("gemma-4", ("<|channel>", "<channel|>"), "<|channel>thought\n", "<channel|>", "\n<channel|>"),
+    Family(
+        "gemma-4",
+        ("<|channel>", "<channel|>"),
+        "<|channel>thought\n",
+        "<channel|>",
+        "\n<channel|>",
+        thinks_again=True,
+    ),
     Family(
         "kimi-k3",
         ("<|open|>", "<|close|>", "<|sep|>"),
         "<|open|>think<|sep|>",
         "<|close|>think<|sep|>",
         "<|close|>think<|sep|><|open|>response<|sep|>",
+        thinks_again=True,
     ),
     Family("kimi-vl", ("◁think▷", "◁/think▷"), "◁think▷", "◁/think▷", "◁/think▷"),
-    Family("magistral", ("[THINK]", "[/THINK]"), "[THINK]", "[/THINK]", "[/THINK]"),
+    Family("magistral", ("[THINK]", "[/THINK]"), "[THINK]", "[/THINK]", "[/THINK]", thinks_again=True),
     Family("seed-oss", ("<seed:think>", "</seed:think>"), "<seed:think>", "</seed:think>", "</seed:think>\n"),
     Family("minimax-m3", ("<mm:think>", "</mm:think>"), "<mm:think>", "</mm:think>", "</mm:think>"),
     Family(
@@ -58,6 +72,7 @@ FAMILIES = (
         "<|START_THINKING|>",
         "<|END_THINKING|>",
         "<|END_THINKING|><|START_RESPONSE|>",
+        thinks_again=True,
     ),
     Family(
         "command-a (v4)",
@@ -65,9 +80,15 @@ FAMILIES = (
         "<|START_THINKING|>",
         "<|END_THINKING|>",
         "<|END_THINKING|><|START_TEXT|>",
+        thinks_again=True,
     ),
     Family(
-        "apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), "<|inner_prefix|>", "<|inner_suffix|>", "<|inner_suffix|>"
+        "apertus",
+        ("<|inner_prefix|>", "<|inner_suffix|>"),
+        "<|inner_prefix|>",
+        "<|inner_suffix|>",
+        "<|inner_suffix|>",
+        thinks_again=True,
     ),
     Family("exaone-deep", ("<thought>", "</thought>"), "<thought>", "</thought>", "\n</thought>\n\n"),
     Family("hunyuan-a13b", (*THINK, "<answer>"), *THINK, "\n</think>\n<answer>\n"),
@@ -132,6 +153,22 @@ def is_token(tokenizer, text: str) -> bool:
     """Whether `text` is one token of the vocabulary."""
     index = tokenizer.convert_tokens_to_ids(text)
     return index is not None and tokenizer.convert_ids_to_tokens(index) == text
+
+
+def turn_ends_of(tokenizer) -> list[int]:
+    """The tokens that end a message: the tokenizer's end of text, and what its chat template writes behind messages."""
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    asked, said, asks = "One?", "Two!", "Three?"
+    messages = [("user", asked), ("assistant", said), ("user", asks)]
+    try:
+        text = tokenizer.apply_chat_template([{"role": r, "content": c} for r, c in messages], tokenize=False)
+    except Exception:  # there is no template, or it wants other messages
+        return ends
+    for content, following in ((asked, said), (said, asks)):
+        begin = text.rfind(content) + len(content)
+        ids = encode(tokenizer, text[begin : text.rfind(following)]) if content in text else []
+        ends += [i for i in ids if i in tokenizer.added_tokens_decoder][:1]
+    return ends
 
 
 def encode(tokenizer, text: str) -> list[int]:

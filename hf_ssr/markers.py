@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .families import FAMILIES, Family, decode, encode, family_of, spellings_of
+from .families import FAMILIES, Family, decode, encode, family_of, spellings_of, turn_ends_of
+
+LONGEST_CHARACTER = 4  # tokens, as many as its bytes
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,17 @@ class Marker:
             return self.text in decode(self.tokenizer, tokens[-self.window :])
         return any(tuple(tokens[-len(spelling) :]) == spelling for spelling in self.spellings)
 
+    def begin_in(self, tokens: Sequence[int]) -> int:
+        """Index where the marker begins that `tokens` end with."""
+        return next(begin for begin in range(len(tokens) - 1, -1, -1) if self.ends(tokens[begin:]))
+
+    def begun_by(self, tokens: Sequence[int]) -> int:
+        """Most of the last of `tokens` with which the marker may have begun."""
+        if self.text is not None:
+            return min(len(tokens), self.window - 1)
+        lengths = range(min(len(tokens), self.window - 1), 0, -1)
+        return next((n for n in lengths if any(tuple(tokens[-n:]) == s[:n] != s for s in self.spellings)), 0)
+
     def first_end(self, tokens: Sequence[int]) -> int | None:
         """Index just past the first occurrence in `tokens`, `None` if there is none."""
         return next((end for end in range(1, len(tokens) + 1) if self.ends(tokens[:end])), None)
@@ -50,14 +63,17 @@ class ThinkingMarkers:
         start (`Marker`, *optional*): opens a thought; `None` = the thought is open from the first new token.
         end (`Marker`): the shortest marker that closes a thought.
         forced_close (`tuple[int, ...]`): what is appended when a thought is cut.
+        later_start (`Marker`, *optional*): opens a thought behind an earlier one; `None` = it is text there.
         scan_prompt (`bool`): whether to look for markers in the prompt.
         turn_ends (`frozenset[int]`): tokens that end a turn; markers before the last of them are of earlier turns.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): tells white space from text behind a close in the prompt.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): tells white space from text behind a close in the prompt, and
+            whether a character is whole.
     """
 
     start: Marker | None
     end: Marker
     forced_close: tuple[int, ...]
+    later_start: Marker | None = None
     scan_prompt: bool = True
     turn_ends: frozenset[int] = frozenset()
     tokenizer: Any = field(default=None, compare=False, repr=False)
@@ -66,6 +82,22 @@ class ThinkingMarkers:
     def tail(self) -> tuple[int, ...]:
         """What follows the end marker inside the forced close: `\\n\\n`, or the opening of gpt-oss's final channel."""
         return self.forced_close[self.end.first_end(self.forced_close) :]
+
+    def __deepcopy__(self, memo) -> "ThinkingMarkers":
+        return self  # nothing of it changes
+
+    @property
+    def patience(self) -> int:
+        """Most tokens that a thought goes on to complete its last character, before it is cut."""
+        return 0 if self.tokenizer is None else LONGEST_CHARACTER - 1
+
+    def is_whole(self, tokens: Sequence[int]) -> bool:
+        """Whether some tokens end with a whole character, as far as a tokenizer tells. The last few are enough."""
+        if self.tokenizer is None or not tokens:
+            return True
+        # a decoder that finds half a character at the beginning may take what follows for broken, too
+        counts = range(1, min(len(tokens), LONGEST_CHARACTER) + 1)
+        return any(not decode(self.tokenizer, tokens[-count:]).endswith("\ufffd") for count in counts)
 
     def phase_of_prompt(self, prompt: Sequence[int]) -> str:
         """`"open"` if the prompt ends inside a thought, `"closed"` if just past one, else `"unstarted"`."""
@@ -137,14 +169,27 @@ def resolve_markers(config, tokenizer=None) -> ThinkingMarkers | None:
     if start_setting is None and family is not None:
         start_setting = family.start
     start = _marker("thinking_start", start_setting, tokenizer) if start_setting else None
-    return ThinkingMarkers(
+    markers = ThinkingMarkers(
         start=start,
         end=end,
         forced_close=_forced_close(config, end, family, tokenizer),
+        later_start=_later_start(config, start, family, tokenizer),
         scan_prompt=config.thinking_start is None or len(config.thinking_start) > 0,
-        turn_ends=_turn_ends(config, tokenizer),
-        tokenizer=tokenizer,
+        turn_ends=_turn_ends(config, end, tokenizer),
+        tokenizer=known_tokenizer(config) if tokenizer is None else tokenizer,
     )
+    if markers.later_start is not None and markers.later_start.first_end(markers.tail) is not None:
+        raise ValueError(
+            f"`forced_close`={config.forced_close!r} opens a thought again behind `thinking_end`: leave "
+            "`thinking_start` out of it, or set `thinks_again=False`."
+        )
+    return markers
+
+
+def known_tokenizer(config) -> Any:
+    """The tokenizer that `SSRConfig.from_tokenizer` has seen, in this process."""
+    holder = getattr(config, "_tokenizer", None)
+    return None if holder is None else holder.tokenizer
 
 
 def require_markers(config, tokenizer=None) -> ThinkingMarkers:
@@ -199,17 +244,35 @@ def _forced_close(config, end: Marker, family: Family | None, tokenizer) -> tupl
     return close
 
 
-def _turn_ends(config, tokenizer) -> frozenset[int]:
+def _later_start(config, start: Marker | None, family: Family | None, tokenizer) -> Marker | None:
+    """What opens a thought behind an earlier one: what was asked for, else tokens that no text spells."""
+    if start is None or config.thinks_again is False:
+        return None
+    if config.thinks_again or (config.thinking_start is not None and not isinstance(config.thinking_start, str)):
+        return start
+    if family is None or not family.thinks_again:
+        return None
+    if start.text is None:
+        return start
+    added = tokenizer.added_tokens_decoder
+    spellings = tuple(s for s in spellings_of(tokenizer, start.text) if any(i in added for i in s))
+    return Marker(spellings) if spellings else None
+
+
+def _turn_ends(config, end: Marker, tokenizer) -> frozenset[int]:
+    if config.turn_ends is not None:
+        return frozenset(config.turn_ends)
     eos = config.eos_token_id
     ids = set() if eos is None else set(eos) if isinstance(eos, (list, tuple)) else {eos}
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
-    return frozenset(ids)
+    if tokenizer is not None:
+        ids |= set(turn_ends_of(tokenizer))
+    # gpt-oss ends thoughts and messages alike
+    return frozenset(ids - {i for spelling in end.spellings for i in spelling})
 
 
 def resolved_settings(config, tokenizer) -> dict[str, list]:
     """
-    `thinking_start`, `thinking_end` and `forced_close` as token ids, for a config that needs no tokenizer later.
+    The thinking markers and `turn_ends` as token ids, for a config that needs no tokenizer later.
 
     A text that is no token of its own can be spelt in many ways; the usual ones are listed, by encoding it between
     letters, digits, punctuation and white space.
@@ -228,4 +291,6 @@ def resolved_settings(config, tokenizer) -> dict[str, list]:
     settings = {"thinking_end": ids(markers.end), "forced_close": list(markers.forced_close)}
     if markers.start is not None or not markers.scan_prompt:
         settings["thinking_start"] = ids(markers.start)
+    settings["thinks_again"] = markers.later_start is not None
+    settings["turn_ends"] = sorted(markers.turn_ends)
     return settings

@@ -26,7 +26,7 @@ class Stage:
     One fork and its draft.
 
     Args:
-        draft_budget (`int`): thinking tokens before the fork.
+        draft_budget (`int`): thinking tokens before the fork, of all thoughts so far.
         draft_tokens (`int`): tokens that the child drafted, the forced close not counted.
         ended_by (`str`): `"eos"`, `"max_draft_length"`, `"max_length"`, `"fork"` (the next stage began), `"close"` (the
             thought ended), `"overhead"` (`max_overhead` allows no more), `"stop"` (generation ended) or
@@ -60,7 +60,9 @@ class SSRMetrics:
     first of drafting, thinking, verify and speculate that some row is in.
 
     Args:
-        prompt_tokens, new_tokens, thinking_tokens (`int`): lengths; the thought's closing marker counts as thought.
+        prompt_tokens, new_tokens, thinking_tokens (`int`): lengths; a thought's closing marker counts as thought. Of
+            several thoughts, all tokens.
+        thoughts (`list[list[int]]`): where each thought begins and ends among the new tokens.
         stages (`list[Stage]`): the forks, in order.
         rounds (`int`): target forwards of the answer that verified a draft.
         drafted_tokens (`int`): draft tokens that were given to verification.
@@ -97,6 +99,7 @@ class SSRMetrics:
     prompt_tokens: int = 0
     new_tokens: int = 0
     thinking_tokens: int = 0
+    thoughts: list[list[int]] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     rounds: int = 0
     drafted_tokens: int = 0

@@ -17,7 +17,8 @@ from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .scheduling import ForkSchedule
 from .stopping import thinking_stop
-from .thinking import ThinkingBudgetLogitsProcessor, ThinkingState
+from .think_state import ThinkingState
+from .thinking import ThinkingBudgetLogitsProcessor
 
 logger = logging.get_logger(__name__)
 
@@ -142,6 +143,8 @@ def _find_markers(model, config: SSRConfig, tokenizer) -> tuple[ThinkingMarkers 
     is_of_use = needed is not None or not schedule.never or config.prediction_ids
     if tokenizer is None and not is_complete and is_of_use:
         tokenizer = _local_tokenizer(model.name_or_path)
+    if config._tokenizer is None:  # a call without a config of its own inherits settings only
+        config._tokenizer = getattr(model.generation_config, "_tokenizer", None)
     markers = resolve_markers(config, tokenizer)
     if markers is None and needed is not None:
         try:

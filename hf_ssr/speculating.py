@@ -13,7 +13,7 @@ def verify(text: TextState, draft: Draft, logits: torch.FloatTensor, needed_forw
     Writes on as far as the rule accepts the draft, and one token further. A round without a draft is a plain step.
 
     Args:
-        text ([`TextState`]): outside its thought.
+        text ([`TextState`]): outside a thought; it goes no further where one opens.
         draft ([`Draft`]): proposed tokens.
         logits (`torch.FloatTensor` of shape `(1, draft_length + 1, vocab_size)`): what the target says after the text,
             and after each draft token.

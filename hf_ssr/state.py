@@ -21,7 +21,8 @@ from .output import SSROutput, Stream
 from .scheduling import ForkSchedule
 from .suffix_automaton import SuffixAutomaton
 from .target import Row, Target
-from .thinking import ThinkingState, force_token
+from .think_state import ThinkingState
+from .thinking import force_token
 from .verifying import gumbel_choice
 
 
@@ -66,6 +67,7 @@ class TextState:
         self.prompt_index = SuffixAutomaton(self.prompt if "prompt" in generation_config.setting("sources") else ())
         self.prediction = prediction
         self.records = {"thought": AcceptanceRecord(), "answer": AcceptanceRecord()}
+        self.written = {"thought": SuffixAutomaton(), "answer": SuffixAutomaton()}  # all of each kind
         self.drafter = self._first_drafter()
         self.done = False
         self.child: Child | None = None
@@ -88,27 +90,31 @@ class TextState:
         """Tokens that `max_length` still allows."""
         return self.config.max_length - self.row.length
 
-    def _new_drafter(self, own: str) -> SuffixDrafter:
-        return self.make_drafter(own=own, record=self.records[own])
+    def _new_drafter(self, own: str, written: SuffixAutomaton | None = None) -> SuffixDrafter:
+        return self.make_drafter(own=own, record=self.records[own], written=written)
 
     def _first_drafter(self) -> SuffixDrafter:
         """For a thought that is open already, else for what comes before one."""
-        drafter = self._new_drafter("thought" if self.thinking.open else "answer")
+        own = "thought" if self.thinking.open else "answer"
+        drafter = self._new_drafter(own, self.written[own])
         drafter.add("prompt", self.prompt_index)
         drafter.add_draft(SuffixAutomaton(self.prediction), begin=None if self.thinking.open else 0)
         return drafter
 
     def begin_thought(self) -> None:
-        """The thought opens: it repeats the prompt and itself."""
-        self.drafter = self._new_drafter("thought")
+        """A thought opens: it repeats itself and those before it, the prompt, the answer so far, and drafts of it."""
+        self.drafter = self._new_drafter("thought", self.written["thought"])
         self.drafter.add("prompt", self.prompt_index)
+        self.drafter.add("answer", self.written["answer"])
+        self.drafts = [(draft, [], stage) for draft, _, stage in self.drafts]  # decisions may have looked at them
+        for draft, *_ in self.drafts:
+            self.drafter.add_draft(draft, begin=None)
         self.drafter.add_draft(SuffixAutomaton(self.prediction), begin=None)
 
     def begin_answer(self) -> None:
-        """The thought is over: of equally long matches, a later draft wins, then the thought."""
-        thought = self.drafter.written
-        self.drafter = self._new_drafter("answer")
-        self.drafter.add("thought", thought)
+        """A thought is over: of equally long matches, a later draft wins, then the thoughts."""
+        self.drafter = self._new_drafter("answer", self.written["answer"])
+        self.drafter.add("thought", self.written["thought"])
         self.drafter.add("prompt", self.prompt_index)
         for draft, probs, stage in self.drafts:
             self.drafter.add_draft(draft, probs or None, stage=stage)
@@ -126,15 +132,16 @@ class TextState:
             temperature = float(as_parent)  # the parent's own is among its processors
         sampling = DraftSampling(temperature)
         if rule == "coupled":
-            sampling.noise = self.seed, len(lead)
+            sampling.noise = self.seed, self.thinking.other_tokens + len(lead)
         elif temperature > 0:
             # other rules than the exact one are right only if drafts differ from run to run
             seed = (config.setting("draft_seed") + thinking_tokens + self.seed) % 2**63
             sampling.generator = torch.Generator(self.row.ids.device).manual_seed(seed)
             sampling.keeps_probs = rule != "exact"
         drafter = self._new_drafter("answer")
-        drafter.add("thought", self.drafter.written)
+        drafter.add("thought", self.written["thought"])
         drafter.add("prompt", self.prompt_index)
+        drafter.add("answer", self.written["answer"])
         for draft, *_ in self.drafts:
             drafter.add_draft(draft, begin=len(lead))
         for token in lead:
@@ -206,9 +213,9 @@ class TextState:
 
     @property
     def _place(self) -> tuple[int, int]:
-        """Of the next token: the part of the text, and the index in it."""
-        count, close = len(self.thinking.tokens), self.thinking.close_position
-        return (THOUGHT, count) if close is None else (ANSWER, count - close)
+        """Of the next token: what it is part of, and its index among all of that kind: a child knows it beforehand."""
+        thinking = self.thinking
+        return (THOUGHT, thinking.thinking_tokens) if thinking.open else (ANSWER, thinking.other_tokens)
 
     def choices(self, logits: torch.FloatTensor) -> Iterator[int]:
         """
@@ -272,6 +279,7 @@ def collect(target: Target, texts: list[TextState]) -> SSROutput | torch.LongTen
     for text in texts:
         text.metrics.new_tokens = text.row.length - len(text.prompt)
         text.metrics.thinking_tokens = text.thinking.thinking_tokens
+        text.metrics.thoughts = text.thinking.spans
         text.metrics.thinking_budget = text.thinking.budget
         text.metrics.thinking_budget_capped = text.thinking.budget_capped
     if len(texts) > 1:

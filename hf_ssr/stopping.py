@@ -13,7 +13,9 @@ class StopThinking(StoppingCriteria):
 
     It ends no text: given to `generate` among `stopping_criteria`, it is asked before each token, and the forced close
     follows as if `thinking_budget` were what has been thought so far. Where the thought is over, or no answer would fit
-    behind it, nothing happens. All prompts of a batch are told at once.
+    behind it, nothing happens. As long as it is set, a later thought closes as it opens. Where a tokenizer is known, a
+    thought goes on for up to 3 tokens to end its last character. All prompts of a batch are told at once. A copy,
+    pickled or not, is a handle of its own in the same state.
 
     Example:
 
@@ -40,6 +42,14 @@ class StopThinking(StoppingCriteria):
     def clear(self) -> None:
         """For the next call: thoughts may go on."""
         self._event.clear()
+
+    def __getstate__(self) -> dict[str, bool]:
+        return {"is_set": self.is_set}  # a copy is a handle of its own, in the same state
+
+    def __setstate__(self, state: dict[str, bool]) -> None:
+        self.__init__()
+        if state["is_set"]:
+            self.set()
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
         """No row is done, of `(batch_size, sequence_length)`."""

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from .config import SSRConfig
 from .markers import resolve_markers
-from .thinking import ThinkingState
+from .think_state import ThinkingState
 
 
 def moving(file: TextIO) -> bool | None:
@@ -57,13 +57,15 @@ class _TextTo(TextStreamer):
 
 
 class ThoughtAndAnswer(BaseStreamer):
-    """Streams the thought, dim, to stderr, and the answer to stdout, without the markers between them."""
+    """Streams thoughts, dim, to stderr, and the answer to stdout, without the markers between them."""
 
     def __init__(self, tokenizer, config: SSRConfig, prompt: list[int]):
+        self._tokenizer = tokenizer
         self._state = ThinkingState(resolve_markers(config, tokenizer), prompt)
-        self._thought = _TextTo(tokenizer, sys.stderr, *dim())
+        self._thought = self._stream_of_thought()
         self._answer = _TextTo(tokenizer, sys.stdout, skip_special_tokens=True)
-        self._held: list[int] = []  # may turn out to be a marker
+        self._held: list[int] = []  # may turn out to be a marker, or to lead to the answer
+        self._is_behind_close = False  # nothing is held or shown of what is behind it, but what is held
         self._is_prompt = True
 
     @property
@@ -78,37 +80,58 @@ class ThoughtAndAnswer(BaseStreamer):
         for token in value.flatten().tolist():
             self._route(token)
 
+    def _stream_of_thought(self) -> _TextTo:
+        return _TextTo(self._tokenizer, sys.stderr, *dim())
+
     def _route(self, token: int) -> None:
-        phase = self._state.phase
-        self._state.push(token)
+        state, phase = self._state, self._state.phase
+        state.push(token)
         if phase == "open":
             self._thought.put(torch.tensor([token]))
-            if self._state.phase == "closed":
+            if not state.open:
                 self._thought.end()
                 print(file=sys.stderr, flush=True)
+                self._is_behind_close = True
             return
         self._held.append(token)
-        if self._state.open:
-            self._held.clear()
-        elif phase == "unstarted" and len(self._held) <= self._state.markers.start.window:
-            return  # the start marker may yet be completed
-        elif phase == "closed" and self._leads_to_answer():
-            return
+        if state.open:
+            self._open_thought(phase)
+        elif phase == "closed":
+            self._show_answer()
+        elif len(self._held) > state.markers.start.window:  # else the start marker may yet be completed
+            self._flush()
+
+    def _open_thought(self, phase: str) -> None:
+        """What is held ends with a start marker. What is before the first thought is no answer."""
+        marker = self._state.markers.later_start
+        length = 0 if phase == "unstarted" else marker.begin_in(self._held)
+        if self._may_lead(self._held[:length]):
+            length = 0
+        del self._held[length:]
         self._flush()
+        self._thought = self._stream_of_thought()
 
-    def _leads_to_answer(self) -> bool:
-        """Whether what is held may be what follows the marker in a close (`\\n\\n`, a channel's header)."""
-        tail, held = list(self._state.tail), self._held
-        if self._state.close_position == 0 or len(self._state.tokens) - self._state.close_position > len(tail):
-            return False
-        if held == tail:
-            held.clear()
-        return held == tail[: len(held)]
-
-    def _flush(self) -> None:
-        if self._held:
-            self._answer.put(torch.tensor(self._held))
+    def _show_answer(self) -> None:
+        """As far as what is held is no marker, does not begin one, and does not lead from a close to the answer."""
+        tail, marker = list(self._state.tail), self._state.markers.later_start if self._state.markers else None
+        if self._is_behind_close and self._held == tail:
             self._held.clear()
+            self._is_behind_close = False
+        begun = 0 if marker is None else marker.begun_by(self._held)
+        if not self._may_lead(self._held) and not (begun and self._may_lead(self._held[:-begun])):
+            self._flush(begun)
+
+    def _may_lead(self, tokens: list[int]) -> bool:
+        """Whether some tokens are what follows the marker in a close (`\\n\\n`, a channel's header), or begin that."""
+        return self._is_behind_close and tuple(tokens) == self._state.tail[: len(tokens)]
+
+    def _flush(self, kept: int = 0) -> None:
+        """All that is held, but for the last `kept` tokens."""
+        shown = self._held[: len(self._held) - kept]
+        if shown:
+            self._answer.put(torch.tensor(shown))
+            del self._held[: len(shown)]
+            self._is_behind_close = False
 
     def end(self) -> None:
         self._flush()

@@ -14,6 +14,8 @@ SETTINGS = (
     "thinking_start",
     "thinking_end",
     "forced_close",
+    "thinks_again",
+    "turn_ends",
     "verify",
     "num_draft_tokens",
     "min_match_length",
@@ -108,7 +110,7 @@ def _validate_numbers(config) -> None:
         raise ValueError(
             f"`max_overhead` must be a number of at least 0 (0.05 = 5 % of a plain run) or 'off', but is {value!r}."
         )
-    for name in ("strict", "speculate_thinking", "grow_in_place"):
+    for name in ("strict", "speculate_thinking", "grow_in_place", "thinks_again"):
         value = getattr(config, name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"`{name}` must be True or False, but is {value!r}.")
@@ -127,6 +129,8 @@ def _validate_markers(config) -> None:
                 f"`{name}` must be a non-empty text or list of token ids"
                 f"{' (only `thinking_start` may be `[]`)' if value == [] else ''}, but is {value!r}."
             )
+    if config.turn_ends is not None and not _is_ids(config.turn_ends):
+        raise ValueError(f"`turn_ends` must be a list of token ids (`[]` = none), but is {_short(config.turn_ends)}.")
 
 
 def _validate_drafts(config) -> None:

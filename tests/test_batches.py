@@ -1,6 +1,7 @@
 """Batches: each row's tokens are those of plain `generate` on the same batch, whatever each row's draft is worth."""
 
 import collections
+import copy
 import json
 import math
 import random
@@ -21,6 +22,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
+from hf_ssr.seeding import row_seeds
 from hf_ssr.self_check import reads_blocks
 
 LENGTHS = (20, 13, 20, 7)
@@ -413,3 +415,53 @@ def test_interrupted(model, batch, where):
     finally:
         handle.remove()
     assert torch.equal(generate(model, batch.inputs, {}, generation_config=config).sequences, batch.sequences)
+
+
+def test_a_rows_seed_is_its_prompts():
+    """Not its place's, its padding's or its neighbours'; copies of a prompt have seeds of their own."""
+    inputs = prompts()
+    ids, mask = inputs["inputs"], inputs["attention_mask"]
+
+    def seeds(ids, mask, seed=1):
+        torch.manual_seed(seed)
+        found = row_seeds(ids, mask)
+        drawn = torch.rand(1)
+        torch.manual_seed(seed)
+        torch.randint(2**62, ())
+        assert torch.equal(torch.rand(1), drawn)  # one draw, of however many rows
+        return found
+
+    expected = seeds(ids, mask)
+    assert len(set(expected)) == len(LENGTHS)
+    order = [2, 0, 3, 1]
+    assert seeds(ids[order], mask[order]) == [expected[row] for row in order]
+    wider = [torch.nn.functional.pad(t, (3, 0), value=v) for t, v in ((ids, 9), (mask, 0))]
+    assert seeds(*wider) == expected
+    assert [seeds(ids[row : row + 1, -n:], None)[0] for row, n in enumerate(LENGTHS)] == expected
+    copies = seeds(ids[[0, 1, 0, 0]], mask[[0, 1, 0, 0]])
+    assert copies[:2] == expected[:2] and len(set(copies)) == 4
+    assert not set(seeds(ids, mask, seed=2)) & set(expected)
+    torch.manual_seed(0)
+    assert row_seeds(torch.tensor([[5, 6]]), None) == [4145939116283071802]  # on any machine
+
+
+def test_coupled_texts_are_those_of_the_prompts_alone(model):
+    """However they are batched; the copies of `num_return_sequences` differ, and the first is as it is alone."""
+    batch = prompts()
+    config = SSRConfig(thinking_start=[], thinking_end=[142], forced_close=[142], draft_budgets=[4], verify="coupled")
+    config.update(do_sample=True, temperature=0.9, max_new_tokens=30)
+
+    def texts(rows, order, seed=7):
+        torch.manual_seed(seed)
+        inputs = {name: value[order] for name, value in rows.items()}
+        settings = {"pad_token_id": 0, "eos_token_id": None, "generation_config": copy.deepcopy(config)}
+        return model.generate(**inputs, **settings)[:, inputs["inputs"].shape[1] :].tolist()
+
+    together = texts(batch, [0, 1, 2, 3])
+    alone = [texts({n: v[:, -length:] for n, v in batch.items()}, [row])[0] for row, length in enumerate(LENGTHS)]
+    assert together == alone == [texts(batch, [row])[0] for row in range(4)]
+    assert texts(batch, [3, 1, 0, 2]) == [alone[row] for row in (3, 1, 0, 2)]
+    assert texts(batch, [0, 1, 2, 3], seed=8)[0] != together[0]
+    config.num_return_sequences = 3
+    copies = texts(batch, [1, 2])
+    assert [copies[0], copies[3]] == [alone[1], alone[2]] and len(set(map(tuple, copies))) == 6

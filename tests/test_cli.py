@@ -9,10 +9,11 @@ import sys
 import pytest
 import torch
 from conftest import build_once
+from test_thinking import tokenizer_with
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from hf_ssr import SSRConfig, hub
+from hf_ssr import SSRConfig, hub, split_thinking
 from hf_ssr.cli import SUBCOMMANDS, main
 from hf_ssr.hub import export
 from hf_ssr.terminal import ThoughtAndAnswer
@@ -222,3 +223,40 @@ def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capfd):
     lines = capfd.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert not [line for line in lines if re.search(r"\w-$", line)]
+
+
+def spoken(tokenizer, config, text: str, capsys, prompt: str = "q") -> tuple[str, str]:
+    """What is streamed of a text, token by token: the answer, and the thoughts."""
+    streamer = ThoughtAndAnswer(tokenizer, config, tokenizer.encode(prompt))
+    streamer.put(torch.tensor([tokenizer.encode(prompt)]))
+    for token in tokenizer.encode(text):
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_several_thoughts_are_streamed_apart(capsys):
+    """Without markers, and without what leads from a close to the answer, or half of it to the next thought."""
+    special = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"]
+    tokenizer = tokenizer_with(*special)
+    opens, closes = "<|channel|>analysis<|message|>", "<|end|>"
+    lead = "<|start|>assistant"
+    final = lead + "<|channel|>final<|message|>"
+    config = SSRConfig.from_tokenizer(tokenizer)
+    two = f"{opens}one{closes}{lead}{opens}two{closes}{final}the answer"
+    assert spoken(tokenizer, config, two, capsys) == ("the answer\n", "one<|end|>\ntwo<|end|>\n")
+    between = f"{opens}one{closes}{final}first{opens}two{closes}{final}and last"
+    assert spoken(tokenizer, config, between, capsys) == ("firstand last\n", "one<|end|>\ntwo<|end|>\n")
+    mentioned = f"{opens}one{closes}{final}<|channel|>else{closes}"
+    assert spoken(tokenizer, config, mentioned, capsys) == ("else\n", "one<|end|>\n")
+    for text in (two, between, mentioned):
+        answer = split_thinking(tokenizer.encode(text), config).answer
+        out, err = spoken(tokenizer, config, text, capsys)
+        assert out == tokenizer.decode(answer, skip_special_tokens=True) + "\n"
+        thought = split_thinking(tokenizer.encode(text), config).thought
+        assert err.replace("<|end|>\n", "") == tokenizer.decode(thought)
+    unclosed = f"{opens}one{closes}{final}first{opens}two"
+    assert spoken(tokenizer, config, unclosed, capsys) == ("first\n", "one<|end|>\ntwo")
+    once = SSRConfig.from_tokenizer(tokenizer, thinks_again=False)
+    assert spoken(tokenizer, once, between, capsys)[0].startswith("firstanalysistwo")

@@ -4,12 +4,20 @@ import json
 import subprocess
 import sys
 import textwrap
+import warnings
 from threading import Thread
 
 import pytest
 import torch
 from conftest import plain_run, run
-from transformers import GenerationConfig, Qwen3ForCausalLM, TextIteratorStreamer, pipeline
+from tiny_models import prompt_ids
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    Qwen3ForCausalLM,
+    TextIteratorStreamer,
+    pipeline,
+)
 from transformers.generation.streamers import BaseStreamer
 
 import hf_ssr
@@ -310,3 +318,40 @@ def test_our_drafter_drives_assisted_decoding(model):
     assert len(forwards) == 6  # 10 tokens each
     wrong = SSRConfig(prediction_ids=plain.new[30:], prompt_lookup_num_tokens=3, **plain.settings)
     assert torch.equal(run(model, plain.ids, {}, generation_config=wrong), plain.sequences)
+
+
+@pytest.mark.parametrize(
+    "route", ["manager", *(pytest.param(name, marks=pytest.mark.slow) for name in ("generate_batch", "paged"))]
+)
+def test_continuous_batching_says_that_ssr_is_left_out(model, route):
+    """One warning, an error under `strict`, and the model is as before."""
+    ids, marker = prompt_ids(), 159
+    settings = {"thinking_start": [], "thinking_end": [marker], "forced_close": [marker], "thinking_budget": 3}
+    settings |= {"max_new_tokens": 8, "eos_token_id": 158, "do_sample": False}
+    expected = run(model, ids, {}, generation_config=SSRConfig(**settings), eos_token_id=158)
+    attention = model.config._attn_implementation
+
+    def call(config):
+        if route == "generate_batch":
+            shared = ContinuousBatchingConfig()
+            return model.generate_batch([ids[0].tolist()], generation_config=config, continuous_batching_config=shared)
+        if route == "paged":
+            return model.generate(ids, generation_config=config, cache_implementation="paged")
+        return model.init_continuous_batching(generation_config=config)
+
+    try:
+        with pytest.raises(ValueError, match=r"SSR does not apply: continuous batching.*`thinking_budget`; `strict`"):
+            call(SSRConfig(strict=True, **settings))
+        assert model.config._attn_implementation == attention
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(SSRConfig(**settings))
+        told = [str(w.message) for w in caught if "SSR does not apply" in str(w.message)]
+        assert len(told) == 1 and "does not enforce `thinking_budget`" in told[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            call(GenerationConfig(max_new_tokens=8, eos_token_id=158, do_sample=False))
+    finally:
+        model.set_attn_implementation(attention)
+    assert torch.equal(run(model, ids, {}, generation_config=SSRConfig(**settings), eos_token_id=158), expected)
+    assert hf_ssr.ThinkingBudgetLogitsProcessor.supports_continuous_batching is False

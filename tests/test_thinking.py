@@ -1,18 +1,20 @@
 """Markers, the state of a thought, the thinking budget, and the split of thought and answer."""
 
+import codecs
+
 import pytest
 import torch
-from conftest import plain_run, run
+from conftest import build_once, plain_run, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import prompt_ids
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LogitsProcessorList, PreTrainedTokenizerFast
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
 
-from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, split_thinking
+from hf_ssr import SSRConfig, StopThinking, ThinkingBudgetLogitsProcessor, split_thinking
 from hf_ssr.families import FAMILIES, family_of
 from hf_ssr.markers import require_markers, resolve_markers
-from hf_ssr.thinking import ThinkingState
+from hf_ssr.think_state import ThinkingState
 
 
 def tokenizer_with(*special: str, template: str = "") -> PreTrainedTokenizerFast:
@@ -45,7 +47,7 @@ def test_every_family(family, spelling):
     assert family_of(tokenizer) == family
     state = state_of(tokenizer, "question", family.start + "thought" + family.close + "answer")
     assert state.phase == "closed"
-    assert tokenizer.decode(state.tokens[state.close_position :]).endswith("answer")
+    assert tokenizer.decode(state.tokens[state.thoughts[0].closes :]).endswith("answer")
     assert tokenizer.decode(state.tail) == family.close[family.close.index(family.end) + len(family.end) :]
     assert state_of(tokenizer, "question" + family.start).phase == "open"
     assert state_of(tokenizer, "question" + family.start + family.close).phase == "closed"
@@ -70,11 +72,65 @@ def test_prompt_with_history():
     assert state_of(tokenizer, "what is <think>?<|im_end|>").phase == "unstarted"
 
 
-def test_a_later_marker_is_text():
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("spelling", ["tokens", "text"])
+@pytest.mark.parametrize("settled", [False, True], ids=["tokenizer", "config"])
+def test_which_families_think_again(family, spelling, settled):
+    """Those of the table, by tokens that no text spells: not where an answer mentions the marker."""
+    signs = ["[THINK]", "[/THINK]"] if family.name == "magistral" else family.signs
+    special = ["<|start|>", "<|end|>", *(s for s in signs if s[0] in "<[" and "\\n" not in s)]
+    tokenizer = tokenizer_with(*(special if spelling == "tokens" else ()), template=" ".join(family.signs))
+    known = None if settled else tokenizer
+    config = SSRConfig.from_tokenizer(tokenizer) if settled else SSRConfig()
+    state = ThinkingState(resolve_markers(config, known), tokenizer.encode("question"))
+    for token in tokenizer.encode(family.start + "one" + family.close + "two" + family.end + family.start + "three"):
+        state.push(token)
+    again = spelling == "tokens" and family.thinks_again
+    assert len(state.thoughts) == 1 + again and state.open == again
+    assert config.thinks_again is (again if settled else None)
+    for token in (t for character in family.end + family.start for t in tokenizer.encode(character)):
+        state.push(token)  # letter by letter
+    assert len(state.thoughts) == 1 + again
+
+
+def test_by_whom_a_model_thinks_again():
+    """Ids that a user gives open again; a text of the user's does not, unless asked for."""
+    tokenizer = tokenizer_with("<think>", "</think>")
+    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    for own, again in (
+        ({}, False),
+        ({"thinking_start": "<think>"}, False),
+        ({"thinking_start": "<think>", "thinks_again": True}, True),
+        ({"thinking_start": [think], "thinking_end": [end]}, True),
+        ({"thinking_start": [think], "thinking_end": [end], "thinks_again": False}, False),
+        ({"thinking_start": "hm:", "thinking_end": "so:", "thinks_again": True}, True),
+        ({"thinking_start": []}, False),
+    ):
+        for config in (SSRConfig(**own), SSRConfig.from_tokenizer(tokenizer, **own)):
+            assert (resolve_markers(config, tokenizer).later_start is not None) == again, own
+    with pytest.raises(ValueError, match=r"`forced_close`.*opens a thought again behind `thinking_end`"):
+        resolve_markers(SSRConfig(thinking_start=[7], thinking_end=[8], forced_close=[8, 7]))
+    resolve_markers(SSRConfig(thinking_start=[7], thinking_end=[8], forced_close=[8, 7], thinks_again=False))
+
+
+def test_a_later_thought():
+    """Is counted with the first; a marker that lies across a close opens none, and an end outside a thought is text."""
+    config = SSRConfig(thinking_start=[7, 8], thinking_end=[9, 7])
+    state = ThinkingState(resolve_markers(config), [7, 8])
+    for token in (1, 9, 7, 8, 2, 9, 7, 7, 8, 3, 4, 9, 7):
+        state.push(token)
+    assert state.spans == [[0, 3], [9, 13]] and state.phase == "closed"
+    assert (state.thinking_tokens, state.other_tokens) == (7, 6)
+    state.rewind(10)
+    assert state.spans == [[0, 3], [9, 10]] and state.open and state.thinking_tokens == 4
+    state.rewind(8)
+    assert state.spans == [[0, 3]] and not state.open
+
+
+def test_a_later_marker_is_text_where_a_model_thinks_once():
     tokenizer = tokenizer_with("<think>", "</think>")
     state = state_of(tokenizer, "q<think>", "abc</think>d<think>e</think>f")
-    assert state.thought == tokenizer.encode("abc</think>")
-    assert state.close_position == 4
+    assert state.spans == [[0, 4]]
 
 
 def test_start_is_open_from_the_first_token_without_a_start_marker():
@@ -107,9 +163,9 @@ def test_any_text_closes_however_it_is_tokenised(text):
         state = ThinkingState(resolve_markers(SSRConfig(thinking_end="Final answer:"), tokenizer), [])
         for token in ids:
             state.push(token)
-        assert state.close_position is not None
-        closed = tokenizer.decode(ids[: state.close_position])
-        assert "Final answer:" in closed and "Final answer:" not in tokenizer.decode(ids[: state.close_position - 1])
+        (closes,) = (thought.closes for thought in state.thoughts)
+        closed = tokenizer.decode(ids[:closes])
+        assert "Final answer:" in closed and "Final answer:" not in tokenizer.decode(ids[: closes - 1])
 
 
 def test_from_tokenizer_needs_no_tokenizer_later():
@@ -138,17 +194,24 @@ MARKERS = {"thinking_start": [7], "thinking_end": [8, 9], "forced_close": [4, 8,
 new_tokens = st.lists(st.integers(4, 9), max_size=30)
 
 
-def brute_force(text: list[int], budget: int | None, opened: bool) -> tuple[int | None, int | None, int | None]:
-    """(open, close, forced next token) by reading the whole text."""
-    start = 0 if opened else next((i + 1 for i, t in enumerate(text) if t == 7), None)
-    if start is None:
-        return None, None, None
-    close = next((i for i in range(start + 2, len(text) + 1) if text[i - 2 : i] == [8, 9]), None)
-    forced = None
-    if budget is not None and not (close is not None and close <= start + budget):
-        step = len(text) - start - budget
-        forced = MARKERS["forced_close"][step] if 0 <= step < 4 else None
-    return start, close, forced
+def brute_force(text: list[int], budget: int | None, opened: bool) -> tuple[list[list[int]], int | None]:
+    """(thoughts, forced next token) by reading the whole text."""
+    thoughts, begin, forced = [], 0, None
+    while True:
+        is_prompts = opened and not thoughts
+        start = 0 if is_prompts else next((i + 1 for i in range(begin, len(text)) if text[i] == 7), None)
+        if start is None:
+            return thoughts, forced
+        used = sum(close - open_ for open_, close in thoughts)
+        begin = next((i for i in range(start + 2, len(text) + 1) if text[i - 2 : i] == [8, 9]), None)
+        thoughts.append([start, len(text) if begin is None else begin])
+        forced = None
+        if budget is not None:
+            cut = start + max(0, budget - used)
+            if (begin is None or begin > cut) and 0 <= len(text) - cut < 4:
+                forced = MARKERS["forced_close"][len(text) - cut]
+        if begin is None:
+            return thoughts, forced
 
 
 @given(new_tokens, st.one_of(st.none(), st.integers(0, 12)), st.booleans(), st.lists(st.integers(0, 30), max_size=3))
@@ -160,7 +223,7 @@ def test_state_is_a_function_of_the_text(text, budget, opened, cuts):
     for cut in [*cuts, len(text)]:
         state.rewind(min(cut, len(state.tokens)))
         for n in range(len(state.tokens), len(text) + 1):
-            assert (state.open_position, state.close_position, state.forced) == brute_force(text[:n], budget, opened)
+            assert (state.spans, state.forced) == brute_force(text[:n], budget, opened)
             if n < len(text):
                 state.push(text[n])
 
@@ -175,7 +238,7 @@ def test_processor_is_a_function_of_input_ids(changes, budget):
     scores = torch.zeros(1, 12)
     for keep, tail in changes:
         text = text[: max(2, keep)] + tail
-        forced = brute_force(text[2:], budget, True)[2]
+        forced = brute_force(text[2:], budget, True)[1]
         processed = processor(torch.tensor([text]), scores)
         if forced is None:
             assert torch.equal(processed, scores)
@@ -273,6 +336,9 @@ def test_split_thinking():
         [5],
     )  # what the close leads to the answer with is not the answer
     assert split_thinking([7, 1, 8, 3, 5], led) == ([1], [3, 5])
+    assert split_thinking([7, 1, 8, 3, 3, 5, 7, 2, 8, 6, 8, 7], led) == ([1, 2], [5, 6, 8])
+    assert split_thinking(torch.tensor([7, 1, 8, 3, 7, 2, 8, 3, 3, 6]), led).answer.tolist() == [6]  # half a lead
+    assert split_thinking([4, 8, 3, 7, 2, 8, 5], led, 2) == ([2], [3, 5])  # the prompt has closed the first
     with pytest.raises(ValueError, match="`ids` must be one text, but has 2 rows"):
         split_thinking(torch.tensor([[1], [2]]), config)
     with pytest.raises(ValueError, match="`thinking_end` is not set, and there is no tokenizer"):
@@ -290,4 +356,170 @@ def test_forced_tokens_along_a_draft():
     for token in (9, 7):
         state.push(token)
     assert state.forced_along([6]) == [6, None] and state.forced_along([]) == [6]
-    assert (state.tokens, state.close_position) == ([3, 4, 8, 9, 7], 4)
+    assert (state.tokens, state.spans) == ([3, 4, 8, 9, 7], [[0, 4]])
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """As SentencePiece has it: a token for some words, a byte token for each byte of the rest."""
+    words = ["so", "ok", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer.add_tokens(["<think>", "</think>"], special_tokens=True)
+    return tokenizer
+
+
+CHARACTERS = "ok \U0001f600 \u6f22\u5b57 \u00e9!"
+TOKENIZERS = {"bytes": lambda: tokenizer_with("<think>", "</think>"), "byte fallback": byte_fallback_tokenizer}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=6))
+@settings(deadline=None, max_examples=60)
+def test_whole_characters(kind, text):
+    """Told from the last few tokens alone, wherever they begin."""
+    tokenizer = TOKENIZERS[kind]()
+    markers = resolve_markers(SSRConfig(), tokenizer)
+    ids = [tokenizer.convert_tokens_to_ids(f"<0x{b:02X}>") for b in text.encode()]
+    ids = tokenizer.encode(text) if kind == "bytes" else ids
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for count, byte in enumerate(text.encode(), 1):
+        decoder.decode(bytes([byte]))
+        whole = not decoder.getstate()[0]
+        assert markers.is_whole(ids[:count]) == whole
+        assert markers.is_whole(ids[max(0, count - 4) : count]) == whole
+
+
+class Pull(LogitsProcessor):
+    """The text is this one."""
+
+    def __init__(self, text: list[int], length: int):
+        self.text, self.length = text, length
+
+    def __call__(self, input_ids, scores):
+        place = input_ids.shape[1] - self.length
+        if place < len(self.text):
+            scores = torch.full_like(scores, -1e4)
+            scores[:, self.text[place]] = 0.0
+        return scores
+
+
+@pytest.mark.parametrize("knows", ["config", "call", "model"])
+def test_a_budget_breaks_no_character(knows):
+    """It waits for up to 3 tokens, in SSR and in plain `generate`, whatever is left for the answer."""
+    tokenizer = tokenizer_with("<think>", "</think>")
+    think, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    model, length = build_once("qwen3", vocab_size=320), 4
+    model.generation_config.eos_token_id = None
+    text = [think, *tokenizer.encode(CHARACTERS), end, *tokenizer.encode(CHARACTERS)]
+    ids, call = torch.full((1, length), 70), {"max_new_tokens": 40, "do_sample": False}
+    pull, waits = Pull(text, length), 0
+    settings = {**call, "draft_budgets": [2, 9], "return_dict_in_generate": True}
+    own = SSRConfig.from_tokenizer(tokenizer, **settings)
+    for budget in range(len(tokenizer.encode(CHARACTERS)) + 1):
+        for most in (40, budget + 8) if budget % 3 else (40,):
+            config = SSRConfig(**settings) if knows == "call" else SSRConfig.from_tokenizer(tokenizer, **settings)
+            config.update(thinking_budget=budget, max_new_tokens=most)
+            given_tokenizer = {"tokenizer": tokenizer} if knows == "call" else {}
+            if knows == "model":  # a config from a file has ids, and no tokenizer
+                config = SSRConfig.from_dict(config.to_dict())
+                model.generation_config = own
+            try:
+                output = run(model, ids, {}, generation_config=config, logits_processor=[pull], **given_tokenizer)
+            finally:
+                model.generation_config = type(model.generation_config)(pad_token_id=0)
+            if knows != "model":
+                processor = ThinkingBudgetLogitsProcessor(
+                    config, prompt_length=length, max_new_tokens=most, **given_tokenizer
+                )
+                plain = {**call, "max_new_tokens": most}
+                expected = run(model, ids, plain, logits_processor=[pull, processor])
+                assert output.sequences.tolist() == expected.tolist()
+            thought, answer = split_thinking(output.sequences, own, length)
+            assert "\ufffd" not in tokenizer.decode(thought) and len(answer) > 0
+            if most == 40:
+                cut = len(thought) - (len(thought) < len(tokenizer.encode(CHARACTERS)))  # a line break of the close
+                waits = max(waits, cut - budget)
+                assert 0 <= cut - budget <= 3 or end in output.sequences[0, : length + 1 + budget]
+    assert waits == 3
+
+
+def test_without_a_tokenizer_a_budget_is_exact():
+    """And a config has none that comes from a file."""
+    tokenizer = tokenizer_with("<think>", "</think>")
+    config = SSRConfig.from_tokenizer(tokenizer, thinking_budget=4)
+    for known, patience in ((config, 3), (SSRConfig.from_dict(config.to_dict()), 0)):
+        assert resolve_markers(known).patience == patience
+    assert config == SSRConfig.from_dict(config.to_dict()) and "okenizer" not in config.to_json_string()
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_a_handle_breaks_no_character(count):
+    tokenizer, stop, length = tokenizer_with("<think>", "</think>"), StopThinking(), 4
+    think, _ = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
+    model, text = build_once("qwen3", vocab_size=320), [think, *tokenizer.encode(CHARACTERS)]
+
+    class SetAt(Pull):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] == length + 1 + count:
+                stop.set()
+            return super().__call__(input_ids, scores)
+
+    config = SSRConfig.from_tokenizer(tokenizer, max_new_tokens=40, do_sample=False, return_dict_in_generate=True)
+    output = run(
+        model,
+        torch.full((1, length), 70),
+        {},
+        generation_config=config,
+        logits_processor=[SetAt(text, length)],
+        stopping_criteria=[stop],
+    )
+    thought = split_thinking(output.sequences, config, length).thought
+    assert "\ufffd" not in tokenizer.decode(thought) and count <= len(thought) - 1 <= count + 4
+
+
+TEMPLATES = {
+    "qwen": ("<|im_start|>{role}\n{content}<|im_end|>\n", ["<|im_end|>"]),
+    "glm": ("<|{role}|>\n{content}", ["<|assistant|>", "<|user|>"]),
+    "gemma": ("<start_of_turn>{role}\n{content}<end_of_turn>\n", ["<end_of_turn>"]),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_turn_ends(name):
+    """What the chat template writes behind messages, though the tokenizer's end of text is another."""
+    form, ends = TEMPLATES[name]
+    special = ["<|im_start|>", "<|im_end|>", "<|assistant|>", "<|user|>", "<start_of_turn>", "<end_of_turn>", "<eos>"]
+    tokenizer = tokenizer_with("<think>", "</think>", *special)
+    tokenizer.eos_token = "<eos>"
+    body = form.format(role="{{ m.role }}", content="{{ m.content }}").replace("\n", "{{ '\\n' }}")
+    tokenizer.chat_template = "{% for m in messages %}" + body + "{% endfor %}{# <think> #}"
+    config = SSRConfig.from_tokenizer(tokenizer)
+    assert sorted(tokenizer.convert_ids_to_tokens(config.turn_ends)) == sorted(["<eos>", *ends])
+    assert config.eos_token_id is None  # the model's own list decides where a text ends
+    cut = tokenizer.encode(f"<think>a thought that was cut{ends[0]}next")
+    assert resolve_markers(SSRConfig(), tokenizer).phase_of_prompt(cut) == "unstarted"
+    assert resolve_markers(config).phase_of_prompt(cut) == "unstarted"
+    assert resolve_markers(SSRConfig.from_tokenizer(tokenizer, turn_ends=[])).phase_of_prompt(cut) == "open"
+
+
+def test_gpt_oss_ends_thoughts_and_messages_alike():
+    tokenizer = tokenizer_with("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    )
+    tokenizer.eos_token = "<|return|>"
+    assert tokenizer.convert_ids_to_tokens(SSRConfig.from_tokenizer(tokenizer).turn_ends) == ["<|return|>"]
+
+
+def test_an_earlier_turn_that_ended_in_its_thought(model, tokenizer):
+    """SSR and the budget in plain `generate` look for the thought in the same part of the prompt."""
+    text = "Sum? <think>a long thought that was cut<eos>And now? "
+    for prompt, budgeted in ((text, False), (text + "<think>", True)):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        call = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 2}
+        config = SSRConfig.from_tokenizer(tokenizer, thinking_budget=4, max_new_tokens=12, do_sample=False)
+        processor = ThinkingBudgetLogitsProcessor(config, prompt_length=ids.shape[1], max_new_tokens=12)
+        expected = run(model, ids, call, logits_processor=[processor])
+        assert run(model, ids, {"eos_token_id": 2}, generation_config=config).tolist() == expected.tolist()
+        assert (expected[0, ids.shape[1] :].tolist() != run(model, ids, call)[0, ids.shape[1] :].tolist()) == budgeted

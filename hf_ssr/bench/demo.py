@@ -20,7 +20,7 @@ from ..config import SSRConfig
 from ..terminal import moving
 from ..thinking import split_thinking
 from .reasoner import load_reasoner
-from .sources import SOURCES, sources_of
+from .sources import SOURCES, of_answer, sources_of
 from .tasks import HELD_OUT, TASKS, check, draw
 
 MAX_NEW_TOKENS = 1500
@@ -168,12 +168,12 @@ def _thought_and_draft(console: Console, thought: str, draft: str) -> Table:
 
 
 def _sources_of_answer(run: Run) -> list[str]:
-    return sources_of(run.metrics.spans)[run.metrics.thinking_tokens :]
+    return of_answer(sources_of(run.metrics.spans), run.metrics.thoughts)
 
 
 def _answer_panel(tokenizer, run: Run) -> Panel:
     text = Text()
-    for token, source in zip(run.tokens[run.metrics.thinking_tokens :], _sources_of_answer(run), strict=True):
+    for token, source in zip(of_answer(run.tokens, run.metrics.thoughts), _sources_of_answer(run), strict=True):
         text.append(tokenizer.decode([token], skip_special_tokens=True), style=SOURCES[source].style)
     text.rstrip()
     blank = len(text.plain) - len(text.plain.lstrip())

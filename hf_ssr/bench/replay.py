@@ -14,7 +14,7 @@ from ..config import SSRConfig
 from ..families import decode, encode
 from ..loading import tokenizer_of
 from ..markers import ThinkingMarkers, resolve_markers
-from ..thinking import ThinkingState
+from ..think_state import ThinkingState
 from .reasoner import reasoner_folder
 from .rewriting import POLICIES, Counts, Recording, rewrite
 
@@ -128,9 +128,9 @@ def _recording(entry: dict, task: str, name: str, tokenizer, markers: ThinkingMa
         state = ThinkingState(markers, prompt)
         for token in new:
             state.push(token)
-        opens, closes, tail = state.open_position, state.close_position, state.tail
-        if opens is None or closes is None:
+        if not state.thoughts or state.thoughts[0].closes is None:
             raise ValueError(f"--replay: text {name} of {task} has no thought with the markers of the --tokenizer.")
+        opens, closes, tail = state.thoughts[0].opens, state.thoughts[0].closes, state.tail
     drafts = [[*tail, *encode(tokenizer, draft)] for draft in entry.get("drafts", ()) if draft]
     return Recording(task, name, prompt, new, opens, closes, tail, drafts)
 

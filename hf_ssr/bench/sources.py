@@ -1,5 +1,6 @@
 """Where a token came from: how it is shown, and what it is called."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -31,3 +32,9 @@ SOURCES = {
 def sources_of(spans: list[list]) -> list[str]:
     """Of each token, from the spans of [`SSRMetrics`]."""
     return [source for source, count in spans for _ in range(count)]
+
+
+def of_answer(items: Sequence, thoughts: list[list[int]]) -> list:
+    """Of items that belong to the new tokens, those outside the thoughts of [`SSRMetrics`]."""
+    thinking = {place for begin, end in thoughts for place in range(begin, end)}
+    return [item for place, item in enumerate(items) if place not in thinking]
