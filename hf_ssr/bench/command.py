@@ -19,7 +19,7 @@ from ..config import SSRConfig
 from ..loading import add_model_arguments, load_model, load_tokenizer
 from ..markers import resolved_settings
 from ..terminal import HelpAsWritten, existing_file
-from ..version import __version__
+from ..version import __version__, commit
 from .int8 import parameters_of, to_int8
 from .methods import METHODS
 from .records import RUNS, SAMPLES, SETTINGS, check_settings, read_lines, read_records, whole_groups, write_lines
@@ -217,6 +217,7 @@ def _settings(arguments: argparse.Namespace, bench: Bench, prompts: list[Prompt]
     texts = json.dumps([[p.task, p.name, p.ids.tolist()] for p in prompts])
     return {
         "hf_ssr": __version__,
+        "commit": commit(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": f"{machine}, threads: {torch.get_num_threads()}" if device.type == "cpu" else machine,
