@@ -140,10 +140,10 @@ def overhead(kept: dict[str, Any]) -> str:
     """By tokens of context."""
     head = ["tokens", "index, µs a token", "of a prompt, once, ms", "outside the forwards, ms a token: plain", "SSR"]
     head += ["to append a token, ms: `DynamicLayer`", "a layer that grows in place"]
-    rows = [
-        [f"{row['tokens']:,}", *("" if value is None else f"{value:.2f}" for value in list(row.values())[1:])]
-        for row in kept["lengths"]
-    ]
+    rows = []
+    for row in kept["lengths"]:
+        tokens, *values = row.values()
+        rows.append([f"{tokens:,}", *("" if value is None else f"{value:.2f}" for value in values)])
     return table(head, rows)
 
 
