@@ -71,40 +71,31 @@ def slowest(tasks: dict[str, dict[str, Any]]) -> list[str]:
 
 def with_worst(kept: dict[str, Any]) -> str:
     """And what a prompt may cost, and what an answer that costs nothing would save."""
-    tasks, rows = kept["tasks"], []
-    intervals = [tasks[task]["ssr"]["seconds_ratio_interval"] for task in tasks]
+    rows = []
     for method, worst in kept["worst"].items():
-        rows.append(
-            [
-                LABELS[method],
-                f"{worst['dearer']} of {worst['runs']}, {worst['dearest']:.2f}x",
-                f"{worst['slower']} of {worst['prompts']}, {worst['slowest']:.2f}x",
-            ]
-        )
-    head = [
-        "worst case",
-        "runs that cost more than plain's; most",
-        f"prompts over {SLOW} times plain's time; most",
-    ]
+        runs = f"{worst['dearer']} of {worst['runs']}, {worst['dearest']:.2f}x"
+        rows.append([LABELS[method], runs, f"{worst['slower']} of {worst['prompts']}, {worst['slowest']:.2f}x"])
+    head = ["worst case", "runs that cost more than plain's; most", f"prompts over {SLOW} times plain's time; most"]
+    intervals = [found["ssr"]["seconds_ratio_interval"] for found in kept["tasks"].values()]
+    between = listed(f"{low:.2f} to {high:.2f}" for low, high in intervals)
     low, high = kept["outside_ms"]
+    texts = [
+        f"{by_method(kept)} In seconds the default's 95 % intervals (prompts drawn again) are {between}.",
+        table(head, rows),
+        "Cost takes each size of forward at its mean over the bench; the clock has noise in it. What is outside the "
+        f"forwards takes {low:.2f} to {high:.2f} ms a token. `hf-ssr whatif`, fed with the bench's own step costs, "
+        f"lands within {kept['whatif_off_by']:.1%} of the measured seconds for every method of every task.",
+    ]
     free = kept["free_answer"]
-    limits = listed(f"{row['limit']:.2f}x" for row in free["tasks"].values())
-    reached = listed(f"{row['ssr_off']:.2f}x" for row in free["tasks"].values())
-    return "\n\n".join(
-        [
-            by_method(kept)
-            + " In seconds the default's 95 % intervals (prompts drawn again) are "
-            + listed(f"{low:.2f} to {high:.2f}" for low, high in intervals)
-            + ".",
-            table(head, rows),
-            "Cost takes each size of forward at its mean over the bench; the clock has noise in it. What is outside "
-            f"the forwards takes {low:.2f} to {high:.2f} ms a token. `hf-ssr whatif`, fed with the bench's own step "
-            f"costs, lands within {kept['whatif_off_by']:.1%} of the measured seconds for every method of every task.",
+    if free["prompts"]:
+        limits, reached = (
+            listed(f"{row[key]:.2f}x ({task})" for task, row in free["tasks"].items()) for key in ("limit", "ssr_off")
+        )
+        texts.append(
             f"Where the thought is at least as long as the answer ({free['prompts']} prompts), an answer that cost "
-            f'nothing would take {limits} fewer forwards; `"off"` takes {reached} fewer, as it saves in the thought '
-            "too.",
-        ]
-    )
+            f'nothing would take {limits} fewer forwards; `"off"` takes {reached} fewer: it saves in the thought too.'
+        )
+    return "\n\n".join(texts)
 
 
 def part_by_part(kept: dict[str, Any]) -> str:
