@@ -1,6 +1,7 @@
-"""The versions: our own, and of the oldest transformers that will do."""
+"""The versions: our own, the commit it is of, and that of the oldest transformers that will do."""
 
 import re
+from pathlib import Path
 
 __version__ = "0.1.0"
 TRANSFORMERS_FLOOR = "5.24"  # older ones lack cache operations that roll a draft back
@@ -24,6 +25,27 @@ def check_transformers() -> None:
             f"hf_ssr needs transformers {TRANSFORMERS_FLOOR} or newer, but {installed} is installed: "
             f'pip install -U "transformers>={TRANSFORMERS_FLOOR}"'
         )
+
+
+def commit() -> str | None:
+    """
+    Of the checkout that this package lies in, `"1a2b3c4"`, or `"1a2b3c4, dirty"` where the package was changed since;
+    `None` where it is installed.
+    """
+    import subprocess
+
+    package = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", package, *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if git("rev-parse", "--show-prefix") != f"{package.name}/":  # somebody's repository with an environment in it
+            return None
+        return git("rev-parse", "--short", "HEAD") + ", dirty" * bool(git("status", "--porcelain", "."))
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

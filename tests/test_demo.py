@@ -12,12 +12,14 @@ import pytest
 import torch
 from rich.console import Console
 
+import hf_ssr.scheduling
 from hf_ssr import SSRConfig, split_thinking
 from hf_ssr.bench import demo
 from hf_ssr.bench.reasoner import load_reasoner, reasoner_folder
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, VALIDATION, check, draw, split_of
 from hf_ssr.cli import main
 from hf_ssr.comparing import prompt_ids
+from hf_ssr.costs import StepCosts
 from hf_ssr.terminal import moving
 
 
@@ -74,15 +76,22 @@ def test_the_tokenizer_tells_where_thoughts_end(reasoner):
     assert without.endswith("<think>\n\n</think>\n\n")
 
 
+def report_of(capsys, *argv: str) -> dict:
+    assert main(["demo", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_demo_as_json(task, capsys, reasoner):
-    assert main(["demo", "--task", task, "--seed", "3", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    """Plain `generate`, all there is, and the default; of all three the same tokens."""
+    report = report_of(capsys, "--task", task, "--seed", "3")
     assert (report["task"], report["seed"], report["same_tokens"]) == (task, 3, True)
-    assert report["ssr_forwards"] < report["plain_forwards"]
-    assert report["plain_seconds"] > 0 and report["ssr_seconds"] > 0
-    metrics = report["metrics"]
-    assert sum(count for _, count in metrics["spans"]) == metrics["new_tokens"]
+    plain, shown, default = (report[method] for method in ("plain", "ssr_off", "ssr"))
+    assert shown["forwards"] < plain["forwards"] and default["forwards"] < plain["forwards"]
+    assert min(plain["seconds"], shown["seconds"], default["seconds"], report["block_cost"]) > 0
+    assert "metrics" not in plain and len(report["drafts"]) == len(shown["metrics"]["stages"]) > 0
+    for metrics in (shown["metrics"], default["metrics"]):
+        assert sum(count for _, count in metrics["spans"]) == metrics["new_tokens"] == plain["forwards"]
     model, tokenizer = reasoner
     sample = draw(task, HELD_OUT + 3)
     ids = prompt_ids(tokenizer, sample.prompt)
@@ -91,12 +100,57 @@ def test_demo_as_json(task, capsys, reasoner):
     assert report["answer_right"] == check(sample, tokenizer.decode(answer, skip_special_tokens=True))
 
 
+class AbsurdCosts(StepCosts):
+    """As on a machine that is busy beyond measure: whatever is more than a plain step costs 1,000 of them."""
+
+    def __call__(self, rows: int, tokens: int) -> float:
+        return 1.0 if rows == tokens == 1 else 1000.0
+
+
+def test_what_is_shown_does_not_depend_on_costs(capsys, monkeypatch):
+    """The default drafts nothing where larger forwards are absurdly dear; the fork is seen all the same."""
+    cheap = report_of(capsys, "--seed", "4")
+    monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: AbsurdCosts(model.device))
+    dear = report_of(capsys, "--seed", "4")
+    assert dear["drafts"] == cheap["drafts"] and dear["ssr_off"]["forwards"] == cheap["ssr_off"]["forwards"]
+    assert dear["ssr_off"]["metrics"]["spans"] == cheap["ssr_off"]["metrics"]["spans"]
+    assert not dear["ssr"]["metrics"]["stages"] and dear["ssr"]["forwards"] == dear["plain"]["forwards"]
+    assert main(["demo", "--seed", "4"]) == 0
+    text = capsys.readouterr().out
+    assert demo.DRAFTS in text and "from the draft, as it stood" in text and "Forks after" in text
+
+
+def test_one_thread(monkeypatch):
+    """On busy cores the threads of so small a model wait for each other, and the first command would take minutes."""
+    counts = []
+    monkeypatch.setattr(demo, "run_demo", lambda *_: counts.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        main(["demo"])
+        assert counts == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_the_fork_is_seen(task, reasoner):
+    """In each run that is shown, a draft gives tokens of the answer, and a whole draft is read in one forward."""
+    model, tokenizer = reasoner
+    for seed in range(20):
+        ids = prompt_ids(tokenizer, draw(task, HELD_OUT + seed).prompt)
+        run = demo.shown_run(model, tokenizer, ids, Console(quiet=True))
+        assert any(stage.accepted_tokens for stage in run.metrics.stages), seed
+        assert demo.block_cost([run], [run]) is not None, seed
+
+
 def test_demo_without_a_terminal(capsys):
     assert main(["demo", "--task", "path"]) == 0
     captured = capsys.readouterr()
     assert "\x1b" not in captured.out and "Find the way" in captured.out
-    for text in ("the model thinks", "In total the", "forwards of the model", "same tokens", "from the draft"):
+    for text in (demo.THINKS, demo.DRAFTS, "In total the", "forwards of the model", "same tokens", "from the draft"):
         assert text in captured.out
+    assert "SSR by default" in captured.out and re.search(r"takes \d+\.\d\s+plain\s+steps", captured.out)
     assert max(map(len, captured.out.splitlines())) <= 80
 
 
@@ -132,7 +186,7 @@ def test_demo_on_a_terminal(width, monkeypatch):
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "\x1b[32m" in shown and "the total after" in text
     titles = text[text.rindex(demo.THINKS) :].splitlines()[0]  # of what stays on the screen
-    assert (demo.DRAFTS in titles) == (width >= demo.WIDE) and f"{demo.DRAFTS} (the longest" in text
+    assert (demo.DRAFTS in titles) == (width >= demo.WIDE) and demo.DRAFTS in text
     assert "Start " in text[text.rindex(demo.THINKS) :]  # the whole thought
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -146,3 +147,31 @@ def test_an_old_transformers_refuses_the_folder(model, tmp_path, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "5.23.0")
     with pytest.raises(ImportError, match=rf"transformers>={version.TRANSFORMERS_FLOOR} \(installed: 5\.23\.0\)"):
         run(model, prompt_ids(), {"max_new_tokens": 4}, custom_generate=str(tmp_path), trust_remote_code=True)
+
+
+def test_the_commit_that_a_bench_names(tmp_path):
+    """Of a checkout of this project, not of a repository that holds an environment with the package in it."""
+
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@y"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *identity, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def commit_of(package: Path) -> str | None:
+        package.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "hf_ssr" / "version.py", package)
+        return runpy.run_path(str(package / "version.py"))["commit"]()
+
+    package = tmp_path / "hf_ssr"
+    assert commit_of(package) is None  # no repository
+    git("init", "-q")
+    assert commit_of(package) is None  # no commit
+    git("add", "hf_ssr")
+    git("commit", "-qm", "x")
+    head = git("rev-parse", "--short", "HEAD")
+    (tmp_path / "README.md").write_text("changed, but no part of the package")
+    assert commit_of(package) == head
+    (package / "new.py").write_text("")
+    assert commit_of(package) == f"{head}, dirty"
+    assert commit_of(tmp_path / ".venv" / "site-packages" / "hf_ssr") is None

@@ -1,6 +1,10 @@
 """The notebooks run from a clean kernel, and are committed as such a run leaves them."""
 
+import configparser
+import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +17,8 @@ README = (FOLDER.parent / "README.md").read_text()
 NAMES = ["01_quickstart", "02_ssr_explained", "03_choosing_settings", "04_measuring"]
 sys.path.insert(0, str(FOLDER))
 
-from execute import METADATA, executed  # noqa: E402
+import execute  # noqa: E402
+from execute import METADATA, addressed, executed  # noqa: E402
 
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -29,7 +34,7 @@ def outputs_of(cell) -> list[str]:
 
 def test_all_are_here_and_in_the_readme():
     assert [path.stem for path in NOTEBOOKS] == NAMES
-    assert all(f"(notebooks/{path.name})" in README and f"/notebooks/{path.name})" in README for path in NOTEBOOKS)
+    assert all(f"(notebooks/{path.name})" in README for path in NOTEBOOKS)
 
 
 @notebooks
@@ -50,13 +55,83 @@ def test_committed_as_a_clean_run_left_them(path):
 
 
 @notebooks
-def test_opens_in_colab_and_installs_what_is_missing(path):
-    notebook = nbformat.read(path, as_version=4)
-    (repository,) = re.findall(r'REPOSITORY = "https://github.com/(.*)"', code_cells(notebook)[0].source)
-    badge = f"https://colab.research.google.com/github/{repository}/blob/main/notebooks/{path.name}"
-    assert badge in notebook.cells[0].source and badge in README
-    install = code_cells(notebook)[0].source
-    assert "%pip install" in install and "torch" not in install
+def test_the_first_cell_is_the_commands(path):
+    """Badge and first cell of code are what `execute.py` writes: by hand nothing is said there."""
+    assert nbformat.read(path, as_version=4) == addressed(path)
+
+
+def test_the_first_cell_says_what_it_needs(monkeypatch):
+    """Nothing is fetched from anywhere: where something is missing, the cell says how to install it."""
+    monkeypatch.setattr(execute, "repository", lambda: None)
+    cell = code_cells(addressed(NOTEBOOKS[0]))[0].source
+    exec(cell, {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"hf_ssr and matplotlib .* pip install '\.\[report\]'"):
+        exec(cell, {})
+
+
+def test_where_the_project_is_published(tmp_path):
+    """One command writes badges and first cells; again with another name, it leaves nothing of the first."""
+    shutil.copytree(FOLDER, tmp_path / "notebooks")
+    shutil.copy(FOLDER.parent / "setup.cfg", tmp_path)
+
+    def written(name: str) -> dict[str, str]:
+        command = [sys.executable, tmp_path / "notebooks" / "execute.py", "--repository", name]
+        assert subprocess.run(command, capture_output=True).returncode == 0
+        return {path.name: path.read_text() for path in (tmp_path / "notebooks").glob("*.ipynb")}
+
+    first, second = written("one/first"), written("an-other/second.name")
+    for name, text in second.items():
+        notebook = nbformat.reads(text, as_version=4)
+        badge = f"https://colab.research.google.com/github/an-other/second.name/blob/main/notebooks/{name}"
+        assert notebook.cells[0].source.count("Open in Colab") == 1 and f"]({badge})\n\n" in notebook.cells[0].source
+        install = '    %pip install -q "hf_ssr[report] @ git+https://github.com/an-other/second.name"\n'
+        assert install in code_cells(notebook)[0].source and "raise" not in code_cells(notebook)[0].source
+        assert "one/first" in first[name] and "one/first" not in text
+        outputs = [cell.outputs for cell in code_cells(notebook)]
+        assert outputs == [cell.outputs for cell in code_cells(nbformat.read(FOLDER / name, 4))]
+    assert written("one/first") == first
+    settings = configparser.ConfigParser()
+    settings.read(tmp_path / "setup.cfg")
+    assert settings["metadata"]["url"] == "https://github.com/one/first" and settings["metadata"]["name"] == "hf_ssr"
+    command = [sys.executable, tmp_path / "notebooks" / "execute.py", "--repository", "https://github.com/one/first"]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2 and "--repository must be OWNER/NAME" in refused.stderr
+
+
+def texts_of_the_project() -> dict[str, str]:
+    """What git keeps, but for pictures and weights; and this file, which is about addresses."""
+    root = FOLDER.parent
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True)
+    if names.returncode:
+        pytest.skip("not a checkout")
+    paths = [root / name for name in names.stdout.splitlines()]
+    kinds = (".py", ".md", ".ipynb", ".cfg", ".toml", ".txt", ".json", ".jinja", "run")
+    return {str(p.relative_to(root)): p.read_text() for p in paths if p.name.endswith(kinds) and p.exists()}
+
+
+def test_no_address_that_is_not_ours():
+    """Whoever registers a name that we only thought of would run code on our users' machines."""
+    own = execute.repository()
+    sources = {  # where the data of public benchmarks is from: other people's, and not of code that is run
+        "hemingkx/Spec-Bench",
+        "princeton-pli/LongProc",
+        "openai/human-eval",
+        "openai/grade-school-math",
+        "FudanSELab/ClassEval",
+    }
+    for name, text in texts_of_the_project().items():
+        if name in ("tests/test_notebooks.py", "notebooks/execute.py"):
+            continue
+        for found in re.findall(r"github(?:\.com|usercontent\.com)?/([\w.-]+/[\w-]+(?:\.[\w-]+)*)", text):
+            assert found in sources | {own}, f"{name}: {found}"
+        for found in re.findall(r"git\+\S+", text):
+            assert own is not None and own in found, f"{name}: {found}"
+        for line in re.findall(r"pip install[^\n]*", text):  # by name, from an index that anyone may fill
+            by_name = r"(?<![\w./-])hf[_-]ssr(?=[\s'\"\[<>=~]|$)(?!\[report\] @ git\+)"
+            assert not re.search(by_name, line), f"{name}: {line}"
+        for found in re.findall(r"custom_generate=\\?[\"']([^\"'\\]+)", text):
+            assert "/" not in found, f"{name}: {found}"  # a folder, not somebody's repository
 
 
 @pytest.mark.slow

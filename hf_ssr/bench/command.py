@@ -18,7 +18,7 @@ from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..loading import load_model, load_tokenizer
 from ..markers import resolved_settings
-from ..version import __version__
+from ..version import __version__, commit
 from .int8 import parameters_of, to_int8
 from .records import (
     RUNS,
@@ -137,6 +137,7 @@ def _settings(arguments: argparse.Namespace, bench: Bench, prompts: list[Prompt]
     texts = json.dumps([[p.task, p.name, p.ids.tolist()] for p in prompts])
     return {
         "hf_ssr": __version__,
+        "commit": commit(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": f"{machine}, threads: {torch.get_num_threads()}" if device.type == "cpu" else machine,
