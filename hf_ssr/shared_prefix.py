@@ -124,9 +124,10 @@ class SharedPrefixTarget(Target):
             mask[lines, place : place + count] = mask.new_full((count, count), self._unseen).triu(1)
         return mask[None, None]
 
-    def _keep(self, rows: Sequence[Row]) -> None:
+    def keep(self, rows: Sequence[Row]) -> None:
+        """As of [`Target`]; places that nobody sees any more are holes."""
         if self._sees is None:
-            return super()._keep(rows)
+            return super().keep(rows)
         sees = {}
         for row in rows:
             seen = self._sees[row]

@@ -1,6 +1,5 @@
 """The target: the model, its cache, and the rows in it. What a forward is given, and what the cache keeps of it."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,6 @@ import torch
 from transformers import DynamicCache
 
 from .config import SSRConfig
-from .costs import costs_of
 from .forking import PLACE_WISE, Rollback, is_recurrent, select_rows, shift_rows
 from .growable_layer import as_dynamic, grow_in_place
 from .metrics import SSRMetrics
@@ -82,8 +80,7 @@ class Target:
         self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
         self._block_kwargs: dict[str, Any] | None = model_kwargs  # of all places, as long as nothing has changed
         self._next_logits: torch.Tensor | None = None
-        self._costs = costs_of(model)
-        self.last_shape, self._seconds = (0, 0), 0.0  # rows and tokens of the last forward, and what it took
+        self.last_shape = (0, 0)  # rows and tokens of the last forward
 
     @property
     def has_logits(self) -> bool:
@@ -180,9 +177,9 @@ class Target:
         self.metrics.extra_places = max(self.metrics.extra_places, extra)
 
     def _run(self, phase: str, block: torch.LongTensor, inputs: dict[str, Any]):
-        with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:
+        with self.metrics.timed_forward(phase, *block.shape, block.device):
             outputs = self.model(**inputs, return_dict=True)
-        self.last_shape, self._seconds = tuple(block.shape), timer.seconds
+        self.last_shape = tuple(block.shape)
         return outputs
 
     def shape_of(self, widths: Sequence[int]) -> tuple[int, int]:
@@ -195,13 +192,6 @@ class Target:
 
     def keep(self, rows: Sequence[Row]) -> None:
         """The cache forgets every other row, rejected draft tokens, and what filled rows up."""
-        begin = time.perf_counter()
-        self._keep(rows)
-        if self._seconds:  # to move rows belongs to what a forward costs
-            self._costs.add(*self.last_shape, self._seconds + time.perf_counter() - begin)
-            self._seconds = 0.0
-
-    def _keep(self, rows: Sequence[Row]) -> None:
         excess = {row: self._width - self._fed[row] + max(0, row.cached - (row.length - 1)) for row in rows}
         longest = max(min(row.cached, row.length - 1) for row in rows)
         is_padded = self.batch_size == 1 and self._end - min(excess.values()) > longest  # a longer row has gone

@@ -96,9 +96,9 @@ def test_a_cache_is_given_back_as_it_was():
 def test_the_switch(model, grows, monkeypatch):
     plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
     kinds = set()
-    keep = SharedPrefixTarget._keep
+    keep = SharedPrefixTarget.keep
     monkeypatch.setattr(
-        SharedPrefixTarget, "_keep", lambda self, rows: kinds.update(map(type, self.cache.layers)) or keep(self, rows)
+        SharedPrefixTarget, "keep", lambda self, rows: kinds.update(map(type, self.cache.layers)) or keep(self, rows)
     )
     config = SSRConfig(draft_budgets=[], grow_in_place=grows, return_dict_in_generate=True, **plain.settings)
     output = run(model, plain.ids, {}, generation_config=config)
