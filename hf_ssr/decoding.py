@@ -123,14 +123,17 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
     governor.open_round(len(texts))
     needs_forward = not target.has_logits  # the prefill yields the first token, without a draft
     drafts = propose(target, texts, schedule, governor) if needs_forward else {}
-    phases = [_phase(text, drafts.get(text.row, Draft())) for text in texts]
+    if not drafts:
+        drafts = {text.row: Draft() for text in texts}
+    phases = [_phase(text, drafts[text.row]) for text in texts]
     phase = next(name for name in ("drafting", "thinking", "verify", "speculate") if name in phases)
     with target.metrics.timed(phase):
         lengths = {text: text.row.length for text in texts}
         proposed = {row: draft.ids for row, draft in drafts.items()}
         recording = any(proposed.values()) or not all(text.thinking.open for text in texts)
         try:
-            logits = target.forward(phase, proposed, recording)
+            with governor.clock.in_forward():
+                logits = target.forward(phase, proposed, recording)
         except torch.OutOfMemoryError:
             if not (drop_children(texts) and target.undo_forward()):
                 raise
@@ -140,7 +143,7 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
             child.forwards += 1
             child.seconds += target.metrics.timeline[-1][-1]
         for text, own_phase in zip(texts, phases, strict=True):
-            draft = drafts.get(text.row, Draft())
+            draft = drafts[text.row]
             if text.metrics is not target.metrics:
                 text.metrics.forwards[own_phase] += needs_forward
             if text.thinking.open:

@@ -81,8 +81,7 @@ class SharedPrefixTarget(Target):
         device = self.rows[0].ids.device
         blocks, positions, begin, branches = [], [], 0, {}
         for row in self.rows:
-            draft = row.ids.new_tensor([list(drafts.get(row, ()))], dtype=torch.long)
-            block = torch.cat([row.ids[:, row.cached :], draft], dim=1)
+            block = row.block(drafts.get(row, ()))
             blocks.append(block)
             count = block.shape[1]
             first = self._first_position + row.cached

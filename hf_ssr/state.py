@@ -241,7 +241,8 @@ class TextState:
         if self.thinking.open and not was_open:
             self.begin_thought()
         self.done = bool(self.stopping_criteria(self.row.ids, self.scores).all())
-        self.stream.put(self.row.last.clone())
+        if self.stream.streamer is not None:
+            self.stream.put(self.row.last.clone())
 
     def next_budget(self, schedule: ForkSchedule) -> int | None:
         """Thinking tokens, of now or later, after which a stage begins."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache
 
 from .config import SSRConfig
@@ -42,8 +43,13 @@ class Row:
         """The text grows by one token."""
         if self.length == self._ids.shape[1]:
             self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], dim=1)
-        self._ids[0, self.length] = token
+        self._ids.select(1, self.length).fill_(token)
         self.length += 1
+
+    def block(self, draft: Sequence[int]) -> torch.LongTensor:
+        """What the cache does not hold yet, and a draft behind it, shape `(1, length)`."""
+        block = self._ids[:, self.cached : self.length]
+        return torch.cat([block, block.new_tensor([draft])], dim=1) if draft else block
 
     def fork(self) -> "Row":
         """A row with the same text, which is not in the cache yet."""
@@ -140,11 +146,8 @@ class Target:
         texts = {row: row.length - row.cached for row in self.rows}
         fed = {row: texts[row] + len(draft) for row, draft in drafts.items()}
         width = max(fed.values())
-        block = self.rows[0].ids.new_zeros((len(self.rows), width))
-        for place, (row, draft) in enumerate(drafts.items()):
-            block[place, : texts[row]] = row.ids[0, row.cached :]
-            if draft:
-                block[place, texts[row] : fed[row]] = block.new_tensor(draft)
+        blocks = [_padded(row.block(draft), width) for row, draft in drafts.items()]
+        block = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         begin = min(texts.values())
         self._describe(self._end + begin)
         logits = self._feed(phase, block, fed, keep=width - begin + 1)
@@ -289,3 +292,7 @@ class Target:
         if types is not None:  # each as the last, as in steps of one token; transformers would repeat the last `count`
             extended["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, count)], dim=-1)
         return extended
+
+
+def _padded(block: torch.LongTensor, width: int) -> torch.LongTensor:
+    return block if block.shape[1] == width else F.pad(block, (0, width - block.shape[1]))
