@@ -578,8 +578,9 @@ def test_copies_are_part_of_what_a_block_costs(monkeypatch):
     clock = FakeTime(monkeypatch, model)
     monkeypatch.setattr(hf_ssr.forking, "_copy_of_state", clock.slowed(hf_ssr.forking._copy_of_state, 0.003))
     plain = plain_run(model, {"max_new_tokens": 80, "do_sample": False})
+    settings = {"num_draft_tokens": 3, "draft_budgets": [], "sources": ["draft"], "max_overhead": "off"}
     for drafts in ([], plain.new):  # plain steps, and then blocks
-        config = SSRConfig(prediction_ids=drafts, num_draft_tokens=3, draft_budgets=[], sources=["draft"], **plain.settings)
+        config = SSRConfig(prediction_ids=drafts, **settings, **plain.settings)
         assert torch.equal(run(model, plain.ids, {}, generation_config=config), plain.sequences)
     assert costs_of(model)(1, 4) == pytest.approx(5.5, rel=0.05)
 
