@@ -62,7 +62,8 @@ class Governor:
     """
     Keeps drafting worth while: a draft is as long as promises most tokens for its cost, and what drafting has cost in
     vain stays below `max_overhead` of a plain run so far. Of that, children may use a half: the rest is for verifying
-    what they have drafted, and for what is done beside every forward, drafts or not. Who asks for budgets, or has a prediction, is not held back.
+    what they have drafted, and for what is done beside every forward, drafts or not. Who asks for budgets, or has a
+    prediction, is not held back.
 
     Costs are in plain steps. One that was saved pays for one that is risked.
 

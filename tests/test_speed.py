@@ -448,6 +448,15 @@ def test_the_overhead_curve(capsys):
     assert all(value > 0 for row in rows for value in row.values())
 
 
+def test_the_overhead_on_random_text(capsys, monkeypatch):
+    monkeypatch.setattr(overhead, "SIZES", [(64, 1), (64, 2)])
+    assert overhead.main(["--random-text", "--new-tokens", "10", "--repeats", "3"]) == 0
+    *table, line = capsys.readouterr().out.splitlines()
+    rows = json.loads(line)
+    assert len(rows) == 2 and f"{rows[1]['ratio']:.3f}" in table[-1]
+    assert all(row["plain_ms"] > 0 and row["least"] <= row["ratio"] <= row["most"] for row in rows)
+
+
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "lfm2", "qwen3_5"])
 @pytest.mark.parametrize("settings", [{"draft_interval": 5}, {"draft_interval": 11}, {"draft_budgets": "auto"}])
 def test_a_child_drafts_what_the_model_would_write(architecture, settings, monkeypatch):
