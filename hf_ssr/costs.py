@@ -1,26 +1,37 @@
-"""What a forward over some rows and tokens costs on this model and machine, in plain steps: measured while running."""
+"""What a round over some rows and tokens costs on this model and machine, in plain steps: measured while running."""
 
+import functools
+import time
 import weakref
 from collections import deque
-from statistics import fmean, median
-from threading import Lock
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import fmean, median, median_low
+from threading import RLock
 
 import torch
 
 SAMPLES = 9  # of a size, the latest
-HALF_LIFE = 128  # forwards
+HALF_LIFE = 128  # rounds
+ONCE_SAMPLES = 3  # of what is done once a stage, the latest
+MOST_ONCE = 64.0  # plain steps: a fork copies what few steps read; more than this is a pause of the machine
+PAID_OFF = 0.02  # plain steps of what was dear once, by each round since
 _costs: "weakref.WeakKeyDictionary[torch.nn.Module, StepCosts]" = weakref.WeakKeyDictionary()
 
 
 class StepCosts:
     """
-    The cost of forwards, each relative to one over a single token. A forward is not a unit of time: on a CPU one over
-    16 tokens takes 1.5 to 6 plain steps, on a GPU it may take one.
+    The cost of rounds, each relative to one over a single token: the forward, and all that is done for it, to propose,
+    to copy states, to roll back. A forward is not a unit of time: on a CPU one over 16 tokens takes 1.5 to 6 plain
+    steps, on a GPU it may take one.
 
     Each is compared with the plain steps just before it, so that a machine that slows down, or a text that grows, makes
     none of them dearer. Sizes between two that were measured lie on the line between them. Before anything is
     measured, a guess for the device stands in; and what was measured to be dearer than that is half forgotten every
-    `HALF_LIFE` forwards: what is held to be dear is not tried, and could never show that it is not.
+    `HALF_LIFE` rounds: what is held to be dear is not tried, and could never show that it is not.
+
+    What is done once a stage, the fork and the child's end, has a cost too. It is forgotten as fast as the text since
+    could have paid for it, so that what it costs to try again stays a small share.
 
     Args:
         device (`torch.device`): of the model.
@@ -28,28 +39,58 @@ class StepCosts:
 
     def __init__(self, device: torch.device):
         self._first, self._each = (0.4, 0.04) if device.type == "cpu" else (0.0, 0.01)
-        self._plain: deque[float] = deque(maxlen=SAMPLES)  # seconds of the latest plain steps
+        self._plain: dict[int, deque[float]] = {}  # seconds of the latest plain steps of so many texts
         self._samples: dict[tuple[int, int], deque[tuple[int, float]]] = {}  # tokens and cost
-        self._latest: dict[tuple[int, int], int] = {}  # of each size, which forward was the last
+        self._asides: dict[int, deque[float]] = {}  # of plain steps: the share that plain `generate` does not have
+        self._once: dict[tuple[str, int], deque[float]] = {}
+        self._latest: dict[tuple, int] = {}  # of each size, and of what is done once: which round was the last
         self._count = 0
-        self._lock = Lock()  # a model may generate in several threads
+        self._lock = RLock()  # a model may generate in several threads
         self._tables: dict[int, tuple[list[float], list[float]]] = {}
+        self._known: dict[tuple[int, int], float] = {}  # read off the tables
 
-    def add(self, rows: int, tokens: int, seconds: float) -> None:
-        """A forward over `rows` x `tokens` took so long."""
+    def add(self, rows: int, tokens: int, seconds: float, texts: int = 1, aside: float = 0.0) -> None:
+        """A round of so many `texts`, with a forward over `rows` x `tokens`, took so long; `aside` from the forward."""
         with self._lock:
             self._count += 1
-            if rows == tokens == 1:
-                self._plain.append(seconds)
-            elif self._plain:
+            is_new = self._count % SAMPLES == 0
+            if rows == texts and tokens == 1:
+                self._plain.setdefault(texts, deque(maxlen=SAMPLES)).append(seconds)
+                self._asides.setdefault(texts, deque(maxlen=SAMPLES)).append(aside / seconds)
+            elif texts in self._plain:
                 size = rows, (tokens - 1).bit_length()
                 samples = self._samples.setdefault(size, deque(maxlen=SAMPLES))
-                samples.append((tokens, seconds / median(self._plain)))
+                samples.append((tokens, seconds / self._unit(texts)))
                 self._latest[size] = self._count
-                if len(samples) < SAMPLES:
-                    self._tables.clear()
-            if self._count % SAMPLES == 0:
+                is_new |= len(samples) < SAMPLES
+            if is_new:
                 self._tables.clear()
+                self._known.clear()
+
+    def add_once(self, what: str, seconds: float, texts: int = 1) -> None:
+        """What is done once a stage took so long: `"fork"` or `"end"`."""
+        with self._lock:
+            if texts in self._plain:
+                samples = self._once.setdefault((what, texts), deque(maxlen=ONCE_SAMPLES))
+                samples.append(min(seconds / self._unit(texts), MOST_ONCE))
+                self._latest[what, texts] = self._count
+
+    def aside(self, texts: int = 1) -> float:
+        """Of a plain step, the share that plain `generate` does not have: to propose, to index, to keep account."""
+        with self._lock:
+            return median(self._asides[texts]) if texts in self._asides else 0.0
+
+    def once(self, what: str, texts: int = 1) -> float:
+        """Its cost, in plain steps; nothing before it is measured. One slow fork among others does not count."""
+        with self._lock:
+            samples = self._once.get((what, texts))
+            if not samples:
+                return 0.0
+            return max(0.0, median_low(samples) - PAID_OFF * (self._count - self._latest[what, texts]))
+
+    def _unit(self, texts: int) -> float:
+        """Seconds of a plain step of one text."""
+        return median(self._plain[texts]) / self(texts, 1)
 
     def guess(self, rows: int, tokens: int) -> float:
         """The cost as long as nothing is measured."""
@@ -57,9 +98,14 @@ class StepCosts:
         return 1 + self._first * (more > 0) + self._each * more
 
     def __call__(self, rows: int, tokens: int) -> float:
-        """The cost of a forward over `rows` x `tokens`, in plain steps."""
+        """The cost of a round with a forward over `rows` x `tokens`, in plain steps."""
         if rows == tokens == 1:
             return 1.0
+        if (cost := self._known.get((rows, tokens))) is None:
+            cost = self._known[rows, tokens] = self._read_off(rows, tokens)
+        return cost
+
+    def _read_off(self, rows: int, tokens: int) -> float:
         sizes, costs = self._table(rows)
         if not sizes:
             return self.guess(rows, tokens)
@@ -93,6 +139,12 @@ class UnitCosts(StepCosts):
     def __call__(self, rows: int, tokens: int) -> float:
         return 1.0
 
+    def aside(self, texts: int = 1) -> float:
+        return 0.0
+
+    def once(self, what: str, texts: int = 1) -> float:
+        return 0.0
+
 
 class GuessedCosts(StepCosts):
     """The guesses stay: what is drafted, and with it what is drawn, does not depend on the clock."""
@@ -100,7 +152,66 @@ class GuessedCosts(StepCosts):
     def __call__(self, rows: int, tokens: int) -> float:
         return self.guess(rows, tokens)
 
+    def aside(self, texts: int = 1) -> float:
+        return 0.0
+
+    def once(self, what: str, texts: int = 1) -> float:
+        return 0.0
+
 
 def costs_of(model) -> StepCosts:
     """What was measured on a model so far, as long as it lives."""
     return _costs.setdefault(model, StepCosts(model.device))
+
+
+class RoundClock:
+    """
+    Tells what a round takes that belongs to its size, and what is done once a stage. What plain `generate` does for
+    each token too (pick it, stream it, ask whether to stop) is neither: else a block would be the dearer, the more of
+    its tokens are kept.
+    """
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._began = time.perf_counter()
+        self._as_plain = 0.0
+        self.once: dict[str, float] = {}
+        self.forward = 0.0  # seconds
+
+    @property
+    def seconds(self) -> float:
+        """Of the round so far, for its size."""
+        return time.perf_counter() - self._began - self._as_plain - sum(self.once.values())
+
+    @contextmanager
+    def in_forward(self) -> Iterator[None]:
+        """The block is the forward, its inputs made: plain `generate` has one too."""
+        begin = time.perf_counter()
+        yield
+        self.forward += time.perf_counter() - begin
+
+    @contextmanager
+    def apart(self, what: str, device: torch.device) -> Iterator[None]:
+        """The block is done once a stage. Waits for the device: else the copies were in the next forward's time."""
+        begin = time.perf_counter()
+        yield
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        self.once[what] = self.once.get(what, 0.0) + time.perf_counter() - begin
+
+    @staticmethod
+    def as_plain(method):
+        """For a method of whoever has a `clock`: plain `generate` does the same for each token."""
+
+        @functools.wraps(method)
+        def timed(self, *args, **kwargs):
+            begin = time.perf_counter()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                self.clock._as_plain += time.perf_counter() - begin
+
+        return timed

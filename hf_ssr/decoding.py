@@ -19,6 +19,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from .config import SSRConfig
+from .costs import RoundClock
 from .drafter_suffix import SuffixDrafter
 from .drafting import Draft, processors_of_row
 from .metrics import SSRMetrics
@@ -70,6 +71,7 @@ def ssr_decoding(
         if plan.plain_reason is not None:
             return run_plain(plan, model, input_ids, config, stream, metrics, synced_gpus=synced_gpus, **plain)
         target = SharedPrefixTarget(model, input_ids, config, metrics, model_kwargs)
+        governor = Governor(config, model)
         texts = [
             TextState(
                 row,
@@ -78,6 +80,7 @@ def ssr_decoding(
                 partial(SuffixDrafter.from_config, config, thinking.tail),
                 stream,
                 metrics if target.batch_size == 1 else SSRMetrics(prompt_tokens=tokens),
+                governor.clock,
                 prediction=prediction,
                 logits_processor=processors_of_row(logits_processor, place),
                 stopping_criteria=stopping_criteria,
@@ -89,7 +92,7 @@ def ssr_decoding(
         if config.rule != "exact":
             for text, seed in zip(texts, row_seeds(input_ids, model_kwargs.get("attention_mask")), strict=True):
                 text.seed = seed
-        generate_texts(target, texts, ForkSchedule(config), Governor(config, model))
+        generate_texts(target, texts, ForkSchedule(config), governor)
     return collect(target, texts)
 
 
@@ -120,16 +123,20 @@ def think_on(target: Target, texts: list[TextState], schedule: ForkSchedule, gov
 
 def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
     """One forward for all texts and their children, over what they propose; each takes a token at least."""
+    governor.open_round(len(texts))
     needs_forward = not target.has_logits  # the prefill yields the first token, without a draft
     drafts = propose(target, texts, schedule, governor) if needs_forward else {}
-    phases = [_phase(text, drafts.get(text.row, Draft())) for text in texts]
+    if not drafts:
+        drafts = {text.row: Draft() for text in texts}
+    phases = [_phase(text, drafts[text.row]) for text in texts]
     phase = next(name for name in ("drafting", "thinking", "verify", "speculate") if name in phases)
     with target.metrics.timed(phase):
         lengths = {text: text.row.length for text in texts}
         proposed = {row: draft.ids for row, draft in drafts.items()}
         recording = any(proposed.values()) or not all(text.thinking.open for text in texts)
         try:
-            logits = target.forward(phase, proposed, recording)
+            with governor.clock.in_forward():
+                logits = target.forward(phase, proposed, recording)
         except torch.OutOfMemoryError:
             if not (drop_children(texts) and target.undo_forward()):
                 raise
@@ -139,7 +146,7 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
             child.forwards += 1
             child.seconds += target.metrics.timeline[-1][-1]
         for text, own_phase in zip(texts, phases, strict=True):
-            draft = drafts.get(text.row, Draft())
+            draft = drafts[text.row]
             if text.metrics is not target.metrics:
                 text.metrics.forwards[own_phase] += needs_forward
             if text.thinking.open:
@@ -150,7 +157,8 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
         if needs_forward:
             governor.pay([text.row.length - length for text, length in lengths.items()], *target.last_shape)
         stop_costly_children(target, texts, schedule, governor)
-        arrange_rows(target, texts)
+        arrange_rows(target, texts, governor.clock)
+        governor.close_round(target.last_shape if needs_forward else None)
 
 
 def _phase(text: TextState, draft: Draft) -> str:
@@ -217,9 +225,10 @@ def think(
         token = next(choices)
         agrees = draft.ids[kept : kept + 1] == [token]
         if not agrees and may_fork(text, token, schedule, governor):
-            text.end_stage("fork")
-            text.fork(text.thinking.thinking_tokens)
-            text.child.choose(Draft(), own_logits[:, kept : kept + 1])
+            with governor.clock.apart("fork", own_logits.device):
+                text.end_stage("fork")
+                text.fork(text.thinking.thinking_tokens)
+                text.child.choose(Draft(), own_logits[:, kept : kept + 1])
         text.emit(token, draft.source if agrees else "model")
         text.drafter.observe(token)
         if not agrees or text.done or not text.thinking.open:
@@ -261,7 +270,7 @@ def drop_children(texts: list[TextState]) -> bool:
     return bool(parents)
 
 
-def arrange_rows(target: Target, texts: list[TextState]) -> None:
+def arrange_rows(target: Target, texts: list[TextState], clock: RoundClock) -> None:
     """The cache forgets what was rejected; rows of texts that are done and of ended children go, new children come."""
     if target.batch_size > 1 and all(text.done for text in texts):
         return
@@ -270,12 +279,15 @@ def arrange_rows(target: Target, texts: list[TextState]) -> None:
     new = [row for row in children if row not in target.rows]
     rows = [text.row for text in kept] + [row for row in children if row in target.rows]
     changes = new or len(rows) < len(target.rows)
+    ends = any(row.origin is not None and row not in rows for row in target.rows)
     with target.metrics.timed("drafting_exposed") if changes else nullcontext():
-        target.keep(rows)
+        with clock.apart("end", texts[0].row.ids.device) if ends else nullcontext():
+            target.keep(rows)
         if not new:
             return
         try:
-            target.fork(new)
+            with clock.apart("fork", texts[0].row.ids.device):
+                target.fork(new)
         except torch.OutOfMemoryError:
             for row in new:
                 children[row].end_stage("out_of_memory")

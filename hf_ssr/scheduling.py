@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from .config import SSRConfig
-from .costs import GuessedCosts, StepCosts, UnitCosts, costs_of
+from .costs import GuessedCosts, RoundClock, StepCosts, UnitCosts, costs_of
 from .drafting import Draft
 
 FIRST_AUTO_BUDGET = 32
 GROWTH = 1.3  # of the thought from one stage to the next
 LEAST_GROWTH = 16  # tokens
 SETTLED_GROWTH = 2.0  # where the last two drafts agree
-LEAST_STAGE_COST = 2.0  # plain steps that a stage must be able to spend to begin
+LEAST_STAGE_COST = 2.0  # plain steps that a stage must be able to spend to begin, beside its fork and its end
 CHILDREN = 0.5  # their share of `max_overhead`
 LEAST_COST = 0.05  # plain steps: smaller differences are not told apart
 WORTH_MORE = 1.01  # times as much, for a longer draft
@@ -62,14 +62,15 @@ class Governor:
     """
     Keeps drafting worth while: a draft is as long as promises most tokens for its cost, and what drafting has cost in
     vain stays below `max_overhead` of a plain run so far. Of that, children may use a half: the rest is for verifying
-    what they have drafted. Who asks for budgets, or has a prediction, is not held back.
+    what they have drafted, and for what is done beside every forward, drafts or not. Who asks for budgets, or has a
+    prediction, is not held back.
 
     Costs are in plain steps. One that was saved pays for one that is risked.
 
     Args:
         config ([`SSRConfig`]): `max_overhead`, and the rule: where drafts change what is drawn, nothing may depend on
             the clock.
-        model (`PreTrainedModel`): whose forwards are measured.
+        model (`PreTrainedModel`): whose rounds are measured.
     """
 
     def __init__(self, config: SSRConfig, model):
@@ -81,8 +82,11 @@ class Governor:
             self.costs = GuessedCosts(model.device)
         else:
             self.costs = costs_of(model)
+        self._measured = costs_of(model)
+        self.clock, self._texts = RoundClock(), 1  # of the round
         self._is_bounded = self.is_on and not (config.forks_on_request or config.prediction_ids)
         self._plain = 0.0  # plain steps of a plain run so far
+        self._aside = 0.0  # of all rounds so far: what is done beside a forward
         self._balance = 0.0  # plain steps saved, less those that drafting has cost
 
     def fitted(
@@ -111,9 +115,11 @@ class Governor:
             cost = self.costs(*shape(length))
             if length and not self._allows(cost - least, share):
                 break
-            worth = expected / max(cost - paid, LEAST_COST)
-            if worth > best * WORTH_MORE:
-                best, count = worth, length
+            cost = max(cost - paid, LEAST_COST)
+            if expected > best * cost * WORTH_MORE:
+                best, count = expected / cost, length
+            elif draft.chance < 1 and expected + reached / (1 - draft.chance) <= best * cost * WORTH_MORE:
+                break  # all the rest would not be worth it either, if it cost nothing
         if count < len(draft.ids):
             draft.then = draft.ids[count] if draft.probs else None
             draft.ids, draft.probs = draft.ids[:count], draft.probs[: count + 1]
@@ -128,15 +134,43 @@ class Governor:
         plain = self.costs(len(tokens), 1)
         grown = sum(tokens) / len(tokens)
         self._plain += grown
+        self._aside += self.costs.aside(len(tokens))
         self._balance += grown - self.costs(rows, width) / plain
+
+    def open_round(self, texts: int) -> None:
+        """A round of so many texts begins."""
+        self._texts = texts
+        self.clock.begin()
+
+    def close_round(self, shape: tuple[int, int] | None) -> None:
+        """
+        What the round took is measured, and what it was thought to cost when it was paid is put right.
+
+        Args:
+            shape (`tuple[int, int]`, *optional*): rows and tokens of its forward, if it was paid.
+        """
+        texts, plain = self._texts, self.costs(self._texts, 1)
+        if shape is not None:
+            paid = self.costs(*shape)
+            seconds = self.clock.seconds
+            self._measured.add(*shape, seconds, texts, seconds - self.clock.forward)
+            self._balance -= (self.costs(*shape) - paid) / plain
+        for what, seconds in self.clock.once.items():
+            self._measured.add_once(what, seconds, texts)
+            self._balance -= self.costs.once(what, texts) / plain
 
     def allows_stage(self) -> bool:
         """Whether a stage may begin."""
-        return self._allows(LEAST_STAGE_COST, CHILDREN)
+        once = self.costs.once("fork", self._texts) + self.costs.once("end", self._texts)
+        return self._allows(LEAST_STAGE_COST + once / self.costs(self._texts, 1), CHILDREN)
 
     def allows_child(self, texts: int, shape: tuple[int, int]) -> bool:
         """Whether children of so many texts may take part in the next forward, over rows and tokens of `shape`."""
-        return self._allows(self.costs(*shape) / self.costs(texts, 1) - 1, CHILDREN)
+        cost = self.costs(*shape) + self.costs.once("end", texts)
+        return self._allows(cost / self.costs(texts, 1) - 1, CHILDREN)
 
     def _allows(self, cost: float, share: float) -> bool:
-        return not self._is_bounded or cost <= self._balance + share * self.max_overhead * self._plain
+        if not self._is_bounded:
+            return True
+        bound = self.max_overhead * self._plain
+        return cost <= self._balance + min(share * bound, bound - min(self._aside, (1 - CHILDREN) * bound))

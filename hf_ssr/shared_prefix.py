@@ -81,8 +81,7 @@ class SharedPrefixTarget(Target):
         device = self.rows[0].ids.device
         blocks, positions, begin, branches = [], [], 0, {}
         for row in self.rows:
-            draft = row.ids.new_tensor([list(drafts.get(row, ()))], dtype=torch.long)
-            block = torch.cat([row.ids[:, row.cached :], draft], dim=1)
+            block = row.block(drafts.get(row, ()))
             blocks.append(block)
             count = block.shape[1]
             first = self._first_position + row.cached
@@ -124,9 +123,10 @@ class SharedPrefixTarget(Target):
             mask[lines, place : place + count] = mask.new_full((count, count), self._unseen).triu(1)
         return mask[None, None]
 
-    def _keep(self, rows: Sequence[Row]) -> None:
+    def keep(self, rows: Sequence[Row]) -> None:
+        """As of [`Target`]; places that nobody sees any more are holes."""
         if self._sees is None:
-            return super()._keep(rows)
+            return super().keep(rows)
         sees = {}
         for row in rows:
             seen = self._sees[row]

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from .child import Child, DraftSampling
+from .costs import RoundClock
 from .drafter_suffix import SuffixDrafter
 from .drafting import (
     ANSWER,
@@ -39,6 +40,7 @@ class TextState:
             `record`, an [`AcceptanceRecord`].
         stream ([`Stream`]): is given each token.
         metrics ([`SSRMetrics`]): counts tokens.
+        clock ([`RoundClock`]): of the rounds.
         prediction (`list[int]`): of `prediction_ids`.
     """
 
@@ -50,6 +52,7 @@ class TextState:
         make_drafter: Callable[..., SuffixDrafter],
         stream: Stream,
         metrics: SSRMetrics,
+        clock: RoundClock,
         *,
         prediction: list[int],
         logits_processor: LogitsProcessorList,
@@ -61,6 +64,7 @@ class TextState:
         self.make_drafter = make_drafter
         self.stream = stream
         self.metrics = metrics
+        self.clock = clock
         self.logits_processor = logits_processor
         self.stopping_criteria = stopping_criteria
         self.prompt = row.ids[0].tolist()
@@ -162,6 +166,7 @@ class TextState:
         """At most `limit` tokens of a draft of what comes next."""
         return self.drafter.propose(min(self.drafter.num_draft_tokens, limit))
 
+    @RoundClock.as_plain
     def choose(self, logits: torch.FloatTensor) -> int:
         """
         The target's next token, as plain `generate` picks it; under the coupled rule, with noise of its own.
@@ -233,6 +238,7 @@ class TextState:
             for position in range(logits.shape[1]):
                 yield self.choose(logits[:, position])
 
+    @RoundClock.as_plain
     def emit(self, token: int, source: str = "model") -> None:
         """Appends the next token, which was drafted from `source`; the text may be done after it."""
         self.row.append(token)
@@ -242,7 +248,8 @@ class TextState:
         if self.thinking.open and not was_open:
             self.begin_thought()
         self.done = bool(self.stopping_criteria(self.row.ids, self.scores).all())
-        self.stream.put(self.row.last.clone())
+        if self.stream.streamer is not None:
+            self.stream.put(self.row.last.clone())
 
     def next_budget(self, schedule: ForkSchedule) -> int | None:
         """Thinking tokens, of now or later, after which a stage begins."""

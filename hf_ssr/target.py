@@ -1,14 +1,13 @@
 """The target: the model, its cache, and the rows in it. What a forward is given, and what the cache keeps of it."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache
 
 from .config import SSRConfig
-from .costs import costs_of
 from .forking import PLACE_WISE, Rollback, is_recurrent, select_rows, shift_rows
 from .growable_layer import as_dynamic, grow_in_place
 from .metrics import SSRMetrics
@@ -44,8 +43,13 @@ class Row:
         """The text grows by one token."""
         if self.length == self._ids.shape[1]:
             self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], dim=1)
-        self._ids[0, self.length] = token
+        self._ids.select(1, self.length).fill_(token)
         self.length += 1
+
+    def block(self, draft: Sequence[int]) -> torch.LongTensor:
+        """What the cache does not hold yet, and a draft behind it, shape `(1, length)`."""
+        block = self._ids[:, self.cached : self.length]
+        return torch.cat([block, block.new_tensor([draft])], dim=1) if draft else block
 
     def fork(self) -> "Row":
         """A row with the same text, which is not in the cache yet."""
@@ -82,8 +86,7 @@ class Target:
         self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
         self._block_kwargs: dict[str, Any] | None = model_kwargs  # of all places, as long as nothing has changed
         self._next_logits: torch.Tensor | None = None
-        self._costs = costs_of(model)
-        self.last_shape, self._seconds = (0, 0), 0.0  # rows and tokens of the last forward, and what it took
+        self.last_shape = (0, 0)  # rows and tokens of the last forward
 
     @property
     def has_logits(self) -> bool:
@@ -143,11 +146,8 @@ class Target:
         texts = {row: row.length - row.cached for row in self.rows}
         fed = {row: texts[row] + len(draft) for row, draft in drafts.items()}
         width = max(fed.values())
-        block = self.rows[0].ids.new_zeros((len(self.rows), width))
-        for place, (row, draft) in enumerate(drafts.items()):
-            block[place, : texts[row]] = row.ids[0, row.cached :]
-            if draft:
-                block[place, texts[row] : fed[row]] = block.new_tensor(draft)
+        blocks = [_padded(row.block(draft), width) for row, draft in drafts.items()]
+        block = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         begin = min(texts.values())
         self._describe(self._end + begin)
         logits = self._feed(phase, block, fed, keep=width - begin + 1)
@@ -180,9 +180,9 @@ class Target:
         self.metrics.extra_places = max(self.metrics.extra_places, extra)
 
     def _run(self, phase: str, block: torch.LongTensor, inputs: dict[str, Any]):
-        with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:
+        with self.metrics.timed_forward(phase, *block.shape, block.device):
             outputs = self.model(**inputs, return_dict=True)
-        self.last_shape, self._seconds = tuple(block.shape), timer.seconds
+        self.last_shape = tuple(block.shape)
         return outputs
 
     def shape_of(self, widths: Sequence[int]) -> tuple[int, int]:
@@ -195,13 +195,6 @@ class Target:
 
     def keep(self, rows: Sequence[Row]) -> None:
         """The cache forgets every other row, rejected draft tokens, and what filled rows up."""
-        begin = time.perf_counter()
-        self._keep(rows)
-        if self._seconds:  # to move rows belongs to what a forward costs
-            self._costs.add(*self.last_shape, self._seconds + time.perf_counter() - begin)
-            self._seconds = 0.0
-
-    def _keep(self, rows: Sequence[Row]) -> None:
         excess = {row: self._width - self._fed[row] + max(0, row.cached - (row.length - 1)) for row in rows}
         longest = max(min(row.cached, row.length - 1) for row in rows)
         is_padded = self.batch_size == 1 and self._end - min(excess.values()) > longest  # a longer row has gone
@@ -299,3 +292,7 @@ class Target:
         if types is not None:  # each as the last, as in steps of one token; transformers would repeat the last `count`
             extended["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, count)], dim=-1)
         return extended
+
+
+def _padded(block: torch.LongTensor, width: int) -> torch.LongTensor:
+    return block if block.shape[1] == width else F.pad(block, (0, width - block.shape[1]))

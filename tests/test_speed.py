@@ -1,5 +1,6 @@
 """What makes it fast: a layer that grows in place, a shared prefix, costs, and the governor that bounds them."""
 
+import inspect
 import itertools
 import json
 import random
@@ -10,16 +11,18 @@ import time
 import pytest
 import torch
 from conftest import build_once, plain_run, run
-from tiny_models import VOCAB_SIZE, prompt_ids
+from tiny_models import VOCAB_SIZE, build, prompt_ids
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import hf_ssr.decoding
+import hf_ssr.forking
 import hf_ssr.scheduling
 import hf_ssr.self_check
+import hf_ssr.target
 from hf_ssr import SSRConfig
 from hf_ssr.bench import overhead
-from hf_ssr.costs import GuessedCosts, StepCosts
+from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
 from hf_ssr.drafter_suffix import SuffixDrafter
 from hf_ssr.drafting import AcceptanceRecord, Draft
 from hf_ssr.growable_layer import GrowableLayer, as_dynamic, grow_in_place
@@ -96,9 +99,9 @@ def test_a_cache_is_given_back_as_it_was():
 def test_the_switch(model, grows, monkeypatch):
     plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
     kinds = set()
-    keep = SharedPrefixTarget._keep
+    keep = SharedPrefixTarget.keep
     monkeypatch.setattr(
-        SharedPrefixTarget, "_keep", lambda self, rows: kinds.update(map(type, self.cache.layers)) or keep(self, rows)
+        SharedPrefixTarget, "keep", lambda self, rows: kinds.update(map(type, self.cache.layers)) or keep(self, rows)
     )
     config = SSRConfig(draft_budgets=[], grow_in_place=grows, return_dict_in_generate=True, **plain.settings)
     output = run(model, plain.ids, {}, generation_config=config)
@@ -445,6 +448,15 @@ def test_the_overhead_curve(capsys):
     assert all(value > 0 for row in rows for value in row.values())
 
 
+def test_the_overhead_on_random_text(capsys, monkeypatch):
+    monkeypatch.setattr(overhead, "SIZES", [(64, 1), (64, 2)])
+    assert overhead.main(["--random-text", "--new-tokens", "10", "--repeats", "3"]) == 0
+    *table, line = capsys.readouterr().out.splitlines()
+    rows = json.loads(line)
+    assert len(rows) == 2 and f"{rows[1]['ratio']:.3f}" in table[-1]
+    assert all(row["plain_ms"] > 0 and row["least"] <= row["ratio"] <= row["most"] for row in rows)
+
+
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "lfm2", "qwen3_5"])
 @pytest.mark.parametrize("settings", [{"draft_interval": 5}, {"draft_interval": 11}, {"draft_budgets": "auto"}])
 def test_a_child_drafts_what_the_model_would_write(architecture, settings, monkeypatch):
@@ -543,3 +555,128 @@ def test_children_of_a_batch(model, monkeypatch):
         governor.pay([1] * 4, 8, 1)
         count += 1
     assert count == pytest.approx(0.025 * (100 + count) / extra, abs=1.5)
+
+
+class FakeTime:
+    """A clock that stands still, but for a forward of any size and what the test lets take time."""
+
+    def __init__(self, monkeypatch, model, step: float = 0.002):
+        self.now = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        forward = model.forward
+
+        def timed(*args, **kwargs):
+            self.now += step
+            return forward(*args, **kwargs)
+
+        timed.__signature__ = inspect.signature(forward)
+        monkeypatch.setattr(model, "forward", timed)
+
+    def slowed(self, function, seconds: float):
+        def slow(*args):
+            self.now += seconds
+            return function(*args)
+
+        return slow
+
+
+@pytest.mark.measured_costs
+def test_copies_are_part_of_what_a_block_costs(monkeypatch):
+    """A recurrent state is copied before each block: three layers, 3 ms each, where a forward takes 2 ms."""
+    model = build("qwen3_5")
+    clock = FakeTime(monkeypatch, model)
+    monkeypatch.setattr(hf_ssr.forking, "_copy_of_state", clock.slowed(hf_ssr.forking._copy_of_state, 0.003))
+    plain = plain_run(model, {"max_new_tokens": 80, "do_sample": False})
+    settings = {"num_draft_tokens": 3, "draft_budgets": [], "sources": ["draft"], "max_overhead": "off"}
+    for drafts in ([], plain.new):  # plain steps, and then blocks
+        config = SSRConfig(prediction_ids=drafts, **settings, **plain.settings)
+        assert torch.equal(run(model, plain.ids, {}, generation_config=config), plain.sequences)
+    assert costs_of(model)(1, 4) == pytest.approx(5.5, rel=0.05)
+
+
+@pytest.mark.measured_costs
+@pytest.mark.parametrize("seconds", [0.0, 0.03])
+def test_forks_that_are_dear_are_rare(monkeypatch, seconds):
+    """A fork and its end copy a row: for nothing, or for 15 plain steps each, twice a tenth of a whole text."""
+    model = build("mistral")
+    clock, forks = FakeTime(monkeypatch, model), []
+    select_rows = clock.slowed(hf_ssr.target.select_rows, seconds)
+    monkeypatch.setattr(hf_ssr.target, "select_rows", lambda *args: forks.append(seconds) or select_rows(*args))
+    settings = {"max_new_tokens": 150, "do_sample": True, "sources": ["draft"], "return_dict_in_generate": True}
+    config = SSRConfig(thinking_start=[], thinking_end=[VOCAB_SIZE - 1], forced_close=[VOCAB_SIZE - 1], **settings)
+    stages = [len(run(model, prompt_ids(), {}, generation_config=config).metrics.stages) for _ in range(5)]
+    assert sum(forks) <= 0.05 * 5 * 150 * 0.002
+    assert stages == ([1, 0, 0, 0, 0] if seconds else [stages[0]] * 5) and (seconds or stages[0] > 2)
+
+
+@pytest.mark.measured_costs
+def test_what_each_token_takes_makes_no_block_dear(monkeypatch):
+    """A slow processor and a slow streamer: plain `generate` waits for them at each token, too."""
+    model = build("qwen3")
+    plain = plain_run(model, {"max_new_tokens": 80, "do_sample": False})
+    clock = FakeTime(monkeypatch, model)
+
+    class Slow:
+        def put(self, tokens):
+            clock.now += 0.004
+
+        def end(self):
+            pass
+
+    for drafts in ([], plain.new[:50]):  # plain steps, and then blocks
+        config = SSRConfig(prediction_ids=drafts, draft_budgets=[], sources=["draft"], **plain.settings)
+        processors = [clock.slowed(lambda ids, scores: scores, 0.005)]
+        settings = {"generation_config": config, "streamer": Slow(), "logits_processor": processors}
+        assert torch.equal(run(model, plain.ids, {}, **settings), plain.sequences)
+    costs = costs_of(model)
+    assert [costs(1, tokens) for tokens in (4, 17)] == pytest.approx([1, 1])
+
+
+def test_what_was_dear_once_is_paid_off(model, monkeypatch):
+    """Forks took 40 plain steps: tried again, but seldom; and where one was slow by chance, that is soon seen."""
+    costs = StepCosts(CPU)
+    governor = governor_with(model, monkeypatch, costs)
+
+    def steps_until_a_stage() -> int:
+        for count in itertools.count():
+            if governor.allows_stage():
+                return count
+            costs.add(1, 1, 0.010)
+            governor.pay([1], 1, 1)
+
+    costs.add(1, 1, 0.010)
+    costs.add_once("fork", 0.400)
+    assert costs.once("fork") == pytest.approx(40) and costs.once("end") == 0
+    assert 40 / 0.05 < steps_until_a_stage() < 40 / 0.02
+    costs.add_once("fork", 0.001)
+    assert costs.once("fork") == pytest.approx(0.1) and steps_until_a_stage() == 0
+    costs.add_once("fork", 100.0)  # the machine slept
+    assert costs.once("fork") == pytest.approx(40)
+    costs.add_once("fork", 0.001)
+    assert costs.once("fork") == pytest.approx(0.1)
+
+
+def test_a_batch_is_measured_by_its_own_plain_steps():
+    """No step of one text was ever made."""
+    costs = StepCosts(CPU)
+    costs.add(8, 1, 0.1, 4)
+    assert costs(8, 1) == costs.guess(8, 1)
+    for seconds in (0.010, 0.020):  # of a machine that slows down
+        for _ in range(9):
+            costs.add(4, 1, seconds, 4)
+            costs.add(8, 1, 1.5 * seconds, 4)
+    assert costs(8, 1) / costs(4, 1) == pytest.approx(1.5)
+
+
+def test_what_is_done_beside_every_forward_counts(model, monkeypatch):
+    """But never so much that no child is tried."""
+    limits = []
+    for aside in (0.0, 0.02, 0.2):
+        costs = StepCosts(CPU)
+        governor = governor_with(model, monkeypatch, costs)
+        for _ in range(1000):
+            costs.add(1, 1, 0.010, 1, 0.010 * aside)
+            governor.pay([1], 1, 1)
+        costs.add(1, 2, 0.010)
+        limits.append([next(n for n in range(1, 99) if not governor._allows(n, share)) - 1 for share in (0.5, 1.0)])
+    assert limits == [[25, 50], [25, 30], [25, 25]]

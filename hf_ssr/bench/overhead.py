@@ -1,20 +1,26 @@
-"""What SSR does outside the model's forwards, by length of the context: `python -m hf_ssr.bench.overhead`."""
+"""
+What SSR does outside the model's forwards, by length of the context: `python -m hf_ssr.bench.overhead`. With
+`--random-text`, what it takes where there is nothing to gain, by the time that a step of the model takes.
+"""
 
 import argparse
 import json
 import random
 import sys
 import time
+from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from .. import generate as _registered  # noqa: F401  registers the generation mode
 from ..comparing import Run, timed_generate
+from ..config import SSRConfig
 from ..drafter_suffix import SuffixDrafter
 from ..growable_layer import GrowableLayer
 from ..suffix_automaton import SuffixAutomaton
@@ -24,6 +30,7 @@ VOCABULARY = 5000
 NEW_TOKENS = 200
 HEADS, HEAD_SIZE = 8, 128  # of the layer
 STEPS = 50
+SIZES = [(64, 4), (192, 5), (320, 7), (512, 9)]  # hidden size and layers: steps of about 1.5, 3, 5 and 10 ms
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,10 +39,38 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[1000, 3000, 10000, 30000, 100000], metavar="N", help="tokens"
     )
+    parser.add_argument("--random-text", action="store_true", help="by the time of a step, with nothing to repeat")
+    parser.add_argument("--new-tokens", type=int, default=400, metavar="N", help="of random text (default: 400)")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="of random text (default: 5)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
+    if arguments.random_text:
+        sizes = track(SIZES, console=Console(stderr=True))
+        rows = [random_text(*size, arguments.new_tokens, arguments.repeats) for size in sizes]
+        heads = "plain, ms a token", "SSR / plain", "least", "most"
+        _print("random text, time of the process", heads, [[f"{value:.3f}" for value in row.values()] for row in rows])
+    else:
+        rows = _by_length(arguments.lengths)
+        heads = "index, µs a token", "of a prompt, once, ms", "outside forwards, plain, ms a token", "SSR"
+        heads = ("tokens", *heads, "append, DynamicLayer, ms", "GrowableLayer")
+        lines = [[f"{length:,}", *(f"{value:.3f}" for value in rest)] for length, *rest in map(dict.values, rows)]
+        _print("by tokens of context", heads, lines)
+    print(json.dumps(rows))
+    return 0
+
+
+def _print(title: str, heads: tuple[str, ...], lines: list[list[str]]) -> None:
+    table = Table(title=title, box=None)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for line in lines:
+        table.add_row(*line)
+    Console(highlight=False).print(table)
+
+
+def _by_length(lengths: list[int]) -> list[dict[str, float]]:
     rows = []
-    for length in track(sorted(arguments.lengths), console=Console(stderr=True)):
+    for length in track(sorted(lengths), console=Console(stderr=True)):
         plain, ssr, index = outside_forwards(length)
         rows.append(
             {
@@ -48,15 +83,48 @@ def main(argv: list[str] | None = None) -> int:
                 "growable_layer_ms": append_milliseconds(GrowableLayer, length),
             }
         )
-    table = Table(title="by tokens of context", box=None)
-    heads = "tokens", "index, µs a token", "of a prompt, once, ms", "outside forwards, plain, ms a token", "SSR"
-    for head in (*heads, "append, DynamicLayer, ms", "GrowableLayer"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(f"{row['tokens']:,}", *(f"{value:.3f}" for value in list(row.values())[1:]))
-    Console(highlight=False).print(table)
-    print(json.dumps(rows))
-    return 0
+    return rows
+
+
+def random_text(hidden_size: int, layers: int, new_tokens: int, repeats: int) -> dict[str, float]:
+    """
+    SSR by default beside plain `generate`, each in turn, on sampled text that repeats nothing, in a thought that does
+    not end: time of the process, which other programs disturb less than the clock.
+    """
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden_size // 32,
+        num_key_value_heads=hidden_size // 64,
+        head_dim=32,
+        eos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    ids = torch.randint(VOCABULARY, (1, 40))
+    settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": True, "top_k": 200, "pad_token_id": 0}
+    close = [VOCABULARY - 1]
+    configs = {
+        "plain": GenerationConfig(**settings),
+        "ssr": SSRConfig(**settings, thinking_start=[], thinking_end=close, forced_close=close),
+    }
+
+    def seconds(method: str, seed: int) -> float:
+        torch.manual_seed(seed)
+        begin = time.process_time()
+        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=configs[method])
+        return time.process_time() - begin
+
+    seconds("ssr", 0), seconds("plain", 0)  # what the first of a process takes belongs to neither
+    pairs = []
+    for seed in range(repeats):
+        times = {method: seconds(method, seed) for method in (configs if seed % 2 else reversed(configs))}
+        pairs.append((times["plain"], times["ssr"]))
+    ratios = [ours / theirs for theirs, ours in pairs]
+    step = median(theirs for theirs, _ in pairs) / new_tokens * 1e3
+    return {"plain_ms": step, "ratio": median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
 def text_of(length: int) -> list[int]:
