@@ -8,6 +8,7 @@ with it: the very tokens of plain `generate`, or plain decoding with a reason.
 import sys
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import tiny_models
@@ -19,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from hf_ssr import SSRConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-MOST_PARAMETERS = 30_000_000
+MOST_PARAMETERS = 100_000_000
 NEW_TOKENS = 40
 
 # names that configs use; each is set where a config has it
@@ -65,7 +66,14 @@ _OWN = {
     for name, _, settings, kind in (tiny_models.ARCHITECTURES | tiny_models.RECURRENT | tiny_models.UNSUPPORTED).values()
     if "shared" not in kind
 }
-_OWN |= {}
+_OWN |= {
+    "BailingHybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "CohereCompassText": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "GPTNeo": {"attention_types": [[["global", "local"], 2]]},
+    "Gemma3nText": {"num_kv_shared_layers": 0},
+    "Reformer": {"axial_pos_embds": False},
+    "Zaya": {"num_experts_per_tok": 1},
+}
 
 
 @dataclass
@@ -88,8 +96,9 @@ class Outcome:
 
 def build(config_class):
     """A random model of a type, in float64 where it can be."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
-    model_class = model_class[0] if isinstance(model_class, (list, tuple)) else model_class
+    model_class = _model_class(config_class)
+    if model_class.config_class is getattr(config_class, "sub_configs", {}).get("text_config"):
+        config_class = model_class.config_class  # as `AutoModelForCausalLM` does
     config = _config(config_class)
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in model_class(config).parameters())
@@ -108,6 +117,11 @@ def build(config_class):
     return model
 
 
+def _model_class(config_class):
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    return found[0] if isinstance(found, (list, tuple)) else found
+
+
 def _config(config_class):
     own = _OWN.get(config_class.__name__.removesuffix("Config"), {})
     known = set(config_class.__init__.__code__.co_varnames) | set(getattr(config_class, "attribute_map", {}))
@@ -121,11 +135,10 @@ def _config(config_class):
     return config_class(**{**settings, **own})
 
 
+@cache
 def outcome_of(config_class) -> Outcome:
     """Plain `generate` beside SSR with a prediction that is right in part, and with a child."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
-    model_class = model_class[0] if isinstance(model_class, (list, tuple)) else model_class
-    outcome = Outcome(model_class.__name__)
+    outcome = Outcome(_model_class(config_class).__name__)
     ids = prompt_ids()
     call = {"attention_mask": torch.ones_like(ids), "eos_token_id": None, "pad_token_id": 0}
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "top_k": 30}
@@ -157,6 +170,9 @@ def outcome_of(config_class) -> Outcome:
         if not torch.equal(output.sequences, plain):
             outcome.wrong = f"{kind}: other tokens"
             return outcome
+        if not outcome.reason and not (output.metrics.stages or output.metrics.accepted_tokens):
+            outcome.wrong = f"{kind}: nothing was drafted"
+            return outcome
     return outcome
 
 
@@ -169,16 +185,47 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def outcomes(names=()):
-    """Type and outcome, of every type or of some."""
-    for config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
-        if not names or config_class.model_type in names:
-            yield config_class.model_type, outcome_of(config_class)
+def page() -> str:
+    """`docs/models.md`, from what became of every type."""
+    found = {config_class.model_type: outcome_of(config_class) for config_class in MODEL_FOR_CAUSAL_LM_MAPPING}
+    exact, plain, unbuilt = [], {}, {}
+    for name, outcome in sorted(found.items()):
+        if outcome.unbuilt:
+            unbuilt[name] = outcome.unbuilt
+        elif outcome.reason:
+            plain.setdefault(outcome.reason.replace(outcome.name, "the model"), []).append(name)
+        else:
+            exact.append(name)
+    count = sum(map(len, plain.values()))
+    rows = [f"| the tokens of plain `generate`, exactly | {', '.join(exact)} |"]
+    rows += [f"| plain decoding: {_cell(reason)} | {', '.join(names)} |" for reason, names in sorted(plain.items())]
+    rows += [f"| not tried: {_cell(reason)} | {name} |" for name, reason in unbuilt.items()]
+    return f"""# Models
+
+Every type of causal language model in transformers {transformers.__version__}, built tiny and random, generates by SSR
+with a draft that is right in part, and with a child. Of {len(found)} types {len(found) - len(unbuilt)} can be built from
+one list of usual settings: {len(exact)} give the very tokens of plain `generate`, and {count} run plain decoding, with a
+warning that says why. No name decides that: SSR tries each model on a few tokens before it trusts it.
+
+This page is written by `python tests/every_model.py`.
+
+| SSR gives | types (`model_type` of the config) |
+|---|---|
+{chr(10).join(rows)}
+"""
+
+
+def _cell(reason: str) -> str:
+    return reason.replace("|", "\\|")
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    for name, outcome in outcomes(sys.argv[1:]):
-        print(name, outcome.name, "|", outcome.wrong and "WRONG " + outcome.wrong, "|", outcome.reason, "|", outcome.unbuilt, flush=True)
+    names = sys.argv[1:]
+    for config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
+        if not names or config_class.model_type in names:
+            print(config_class.model_type, outcome_of(config_class), flush=True)
+    if not names:
+        PAGE.write_text(page())
