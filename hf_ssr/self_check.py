@@ -1,7 +1,7 @@
 """
-Does a model read several tokens in one forward, and roll them back, as it does one by one, past its windows too? And two
-texts in one row that a mask tells apart? And does it draw random numbers meanwhile? Tried on a few tokens, before SSR is
-trusted.
+Does a model read several tokens in one forward, and roll them back, as it does one by one, past its windows too? Does
+it draw random numbers meanwhile? And does it read two texts in one row that a mask tells apart? Tried on a few tokens,
+before SSR is trusted.
 """
 
 import copy
@@ -131,20 +131,25 @@ def _is_training(model) -> bool:
 @contextmanager
 def _generators_kept() -> Iterator[Callable[[], bool]]:
     """The global random generators go on as if nothing had been drawn. Yields whether something was, so far."""
+    generators = [(torch.default_generator.get_state, torch.default_generator.set_state)]
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    module = None if accelerator is None else torch.get_device_module(accelerator)
-    generators = [torch.default_generator, *getattr(module, "default_generators", ())]
-    states = [generator.get_state() for generator in generators]
+    if accelerator is not None:
+        module = torch.get_device_module(accelerator)
+        if hasattr(module, "default_generators"):  # one of each device
+            generators += [(each.get_state, each.set_state) for each in module.default_generators]
+        else:
+            generators.append((module.get_rng_state, module.set_rng_state))
+    states = [get() for get, _ in generators]
 
     def have_moved() -> bool:
-        return any(not torch.equal(g.get_state(), state) for g, state in zip(generators, states, strict=True))
+        return any(not torch.equal(get(), state) for (get, _), state in zip(generators, states, strict=True))
 
     try:
         yield have_moved
     finally:
         if have_moved():
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+            for (_, put_back), state in zip(generators, states, strict=True):
+                put_back(state)
 
 
 def _random_ids(model, rows: int, tokens: int) -> torch.LongTensor:
@@ -188,7 +193,8 @@ def _try_blocks(model, window: int | None) -> str | None:
     begin, sizes = (PROMPT_TOKENS, (BLOCK_TOKENS,)) if window is None else (max(1, window - 1), (2, BLOCK_TOKENS - 2))
     ids = _random_ids(model, 2, PROMPT_TOKENS + BLOCK_TOKENS)
     prompt, wrong, right = ids[:1, :PROMPT_TOKENS], ids[1:, PROMPT_TOKENS:], ids[:1, PROMPT_TOKENS:]
-    prefilled = DynamicCache(config=model.config.get_text_config(decoder=True))
+    text_config = model.config.get_text_config(decoder=True)
+    prefilled = DynamicCache(config=text_config)
     try:
         _read(model, prompt, 0, prefilled)
     except _NoCache:
@@ -215,7 +221,7 @@ def _try_blocks(model, window: int | None) -> str | None:
         if window is None:
             whole = _read(model, ids[:1], 0, None)[PROMPT_TOKENS:]
             rounding = ROUNDINGS * (whole - expected).abs().max() / expected.std()
-            most = 0 if model.config.model_type in FAILING_TYPES else min(MOST_ROUNDING, rounding)
+            most = 0 if text_config.model_type in FAILING_TYPES else min(MOST_ROUNDING, rounding)
     if error <= most * expected.std():
         return None
     where = "" if window is None else f" where a text passes its window of {window} tokens"

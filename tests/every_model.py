@@ -63,7 +63,9 @@ _COMPRESSED = {"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 16, "q_l
 _COMPRESSED |= {"v_head_dim": 16, "qk_nope_head_dim": 16, "index_head_dim": 16, "index_n_heads": 4, "index_topk": 512}
 _OWN = {
     name.removesuffix("Config"): settings
-    for name, _, settings, kind in (tiny_models.ARCHITECTURES | tiny_models.RECURRENT | tiny_models.UNSUPPORTED).values()
+    for name, _, settings, kind in (
+        tiny_models.ARCHITECTURES | tiny_models.RECURRENT | tiny_models.UNSUPPORTED
+    ).values()
     if "shared" not in kind
 }
 _OWN |= {

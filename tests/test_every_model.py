@@ -37,5 +37,10 @@ def test_the_page_is_what_is_found():
 def test_the_page_names_every_type():
     text = PAGE.read_text()
     if f"in transformers {transformers.__version__}," in text:
-        named = {name for row in text.splitlines() if row.startswith("| ") for name in row.split(" | ")[-1].strip(" |").split(", ")}
+        named = {
+            name
+            for row in text.splitlines()
+            if row.startswith("| ")
+            for name in row.split(" | ")[-1].strip(" |").split(", ")
+        }
         assert TYPES.keys() <= named

@@ -326,19 +326,30 @@ def test_static_cache(architecture):
 
 
 @pytest.mark.parametrize("draft", ["child", "edited", "both"])
+@pytest.mark.parametrize("ahead", [0, 5])
 @pytest.mark.parametrize("spare", [0, 1, 2, 5])
-def test_a_static_cache_that_is_shorter_than_the_text_may_be(spare, draft):
+def test_a_static_cache_that_is_shorter_than_the_text_may_be(spare, ahead, draft):
     """It holds the text and a few places more: no draft, and no child, may need another."""
     model = build_once("qwen3")
-    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+
+    def cache(places: int) -> StaticCache:
+        """Holds `ahead` tokens that are not of the text, and has so many places behind it."""
+        cache = StaticCache(config=model.config, max_cache_len=ahead + places)
+        if ahead:
+            with torch.no_grad():
+                model(prompt_ids(ahead, seed=5), cache=cache, use_cache=True)
+        return cache
+
+    mask = torch.ones((1, ahead + 20), dtype=torch.long)
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False}, cache=cache(100), attention_mask=mask)
     end = next(i for i, token in enumerate(plain.new) if i >= 40 and token not in plain.new[:i])
     settings = {"max_new_tokens": 1000, "do_sample": False}
     own = draft_settings("child", plain.answer) if draft != "edited" else {"draft_budgets": []}
     own |= draft_settings("edited", plain.new[plain.close + 1 :]) if draft != "child" else {}
     config = SSRConfig(thinking_start=[], thinking_end=[plain.marker], max_overhead="off", **own, **settings)
     config.return_dict_in_generate = True
-    cache = StaticCache(config=model.config, max_cache_len=20 + end + spare)
-    output = run(model, plain.ids, {"eos_token_id": plain.new[end]}, generation_config=config, cache=cache)
+    call = {"eos_token_id": plain.new[end], "attention_mask": mask}
+    output = run(model, plain.ids, {}, generation_config=config, cache=cache(20 + end + spare), **call)
     assert torch.equal(output.sequences, plain.sequences[:, : 20 + end + 1])
     assert output.metrics.plain_reason is None
     assert output.metrics.stages or draft == "edited"

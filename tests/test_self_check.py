@@ -199,7 +199,6 @@ def test_autocast(architecture):
     """Its rounding is no fault, and what was found in it says nothing about float32."""
     model = build(architecture, torch.float32)
 
-
     def is_trusted():
         return why_not_in_blocks(model) is None and (architecture != "qwen3" or tells_texts_apart(model))
 

@@ -5,7 +5,13 @@ import torch
 from conftest import build_once, plain_run, run
 from test_stream import Recorder
 from tiny_models import prompt_ids
-from transformers import LogitsProcessor, LogitsProcessorList, SynthIDTextWatermarkLogitsProcessor, SynthIDTextWatermarkingConfig, WatermarkingConfig
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    SynthIDTextWatermarkingConfig,
+    SynthIDTextWatermarkLogitsProcessor,
+    WatermarkingConfig,
+)
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
 
