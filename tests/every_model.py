@@ -61,13 +61,8 @@ _SIZES = {
 }
 _COMPRESSED = {"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8}
 _COMPRESSED |= {"v_head_dim": 16, "qk_nope_head_dim": 16, "index_head_dim": 16, "index_n_heads": 4, "index_topk": 512}
-_OWN = {
-    name.removesuffix("Config"): settings
-    for name, _, settings, kind in (
-        tiny_models.ARCHITECTURES | tiny_models.RECURRENT | tiny_models.UNSUPPORTED
-    ).values()
-    if "shared" not in kind
-}
+_TINY = tiny_models.ARCHITECTURES | tiny_models.RECURRENT | tiny_models.UNSUPPORTED
+_OWN = {name.removesuffix("Config"): own for name, _, own, kind in _TINY.values() if "shared" not in kind}
 _OWN |= {
     "BailingHybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "CohereCompassText": {"layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -198,16 +193,16 @@ def page() -> str:
             plain.setdefault(outcome.reason.replace(outcome.name, "the model"), []).append(name)
         else:
             exact.append(name)
-    count = sum(map(len, plain.values()))
+    built, count = len(found) - len(unbuilt), sum(map(len, plain.values()))
     rows = [f"| the tokens of plain `generate`, exactly | {', '.join(exact)} |"]
     rows += [f"| plain decoding: {_cell(reason)} | {', '.join(names)} |" for reason, names in sorted(plain.items())]
     rows += [f"| not tried: {_cell(reason)} | {name} |" for name, reason in unbuilt.items()]
     return f"""# Models
 
 Every type of causal language model in transformers {transformers.__version__}, built tiny and random, generates by SSR
-with a draft that is right in part, and with a child. Of {len(found)} types {len(found) - len(unbuilt)} can be built from
-one list of usual settings: {len(exact)} give the very tokens of plain `generate`, and {count} run plain decoding, with a
-warning that says why. No name decides that: SSR tries each model on a few tokens before it trusts it.
+with a draft that is right in part, and with a child. Of {len(found)} types {built} can be built from one list of usual
+settings: {len(exact)} give the very tokens of plain `generate`, and {count} run plain decoding, with a warning that
+says why. No name decides that: SSR tries each model on a few tokens before it trusts it.
 
 This page is written by `python tests/every_model.py`.
 

@@ -37,10 +37,5 @@ def test_the_page_is_what_is_found():
 def test_the_page_names_every_type():
     text = PAGE.read_text()
     if f"in transformers {transformers.__version__}," in text:
-        named = {
-            name
-            for row in text.splitlines()
-            if row.startswith("| ")
-            for name in row.split(" | ")[-1].strip(" |").split(", ")
-        }
-        assert TYPES.keys() <= named
+        cells = [row.strip("| ").split(" | ")[-1] for row in text.splitlines() if row.startswith("| ")]
+        assert TYPES.keys() <= {name for cell in cells for name in cell.split(", ")}

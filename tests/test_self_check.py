@@ -113,7 +113,7 @@ def test_dropout_in_training_mode_runs_plain(architecture, settings):
     with pytest.warns(UserWarning, match="call `model.eval\\(\\)`") as caught:
         assert torch.equal(ssr(model, ids).sequences, expected)
     assert len(caught) == 1
-    with pytest.raises(ValueError, match="draws random numbers.*`strict` is set"):
+    with pytest.raises(ValueError, match=r"draws random numbers.*`strict` is set"):
         ssr(model, ids, strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
