@@ -3,6 +3,7 @@
 from typing import Any
 
 from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -14,7 +15,7 @@ from transformers.generation.utils import GenerationMixin
 from .config import SSRConfig
 from .drafting import ROW_WISE_PROCESSORS
 from .forking import has_linear_attention, unsupported_cache
-from .self_check import reads_blocks
+from .self_check import why_not_in_blocks
 
 # a recurrent layer is told from a convolution only in its first forward, but by its name before
 WINDOWED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "conv"}
@@ -38,9 +39,13 @@ def why_plain(
         return f"{type(model).__name__} prepares its steps in a way of its own"
     cache = model_kwargs.get("cache") if config.use_cache else None
     reason = unsupported_cache(cache) or _why_positions_are_plain(model, config, prompt_length)
-    if reason is None and (model._is_stateful or has_linear_attention(cache)) and not reads_blocks(model):
-        return f"{type(model).__name__} does not read several tokens at once as it reads them one by one"
-    return reason
+    return reason or why_not_in_blocks(model, _windows_to_pass(cache, config.max_length))
+
+
+def _windows_to_pass(cache: Cache, max_length: int) -> set[int]:
+    """Lengths of the windows that a text may outgrow, together with what the cache holds before it."""
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+    return {layer.sliding_window for layer in layers if layer.sliding_window < layer.get_seq_length() + max_length}
 
 
 def _why_positions_are_plain(model, config: SSRConfig, prompt_length: int) -> str | None:

@@ -27,7 +27,6 @@ class Child:
         sampling ([`DraftSampling`]): how it picks its tokens.
         eos_ids (`set[int]`): tokens that end the draft.
         drafter ([`Drafter`]): proposes what the child may pick; is told what it picks.
-        max_length (`int`): most tokens of its text.
         max_draft_length (`int`, *optional*): most drafted tokens.
     """
 
@@ -40,7 +39,6 @@ class Child:
         sampling: "DraftSampling",
         eos_ids: set[int],
         drafter: Drafter,
-        max_length: int,
         max_draft_length: int | None = None,
     ):
         self.row = row
@@ -55,7 +53,6 @@ class Child:
         self._processors = logits_processor
         self._sampling = sampling
         self._eos_ids = eos_ids
-        self._max_length = max_length
         self._max_draft_length = max_draft_length
 
     def forced(self, limit: int) -> list[int]:
@@ -85,7 +82,7 @@ class Child:
         for kept in range(logits.shape[1]):
             token = self._next(logits[:, kept])
             self.row.append(token)
-            if self.row.length == self._max_length and not self.ended_by:
+            if self.row.room <= 0 and not self.ended_by:
                 self.ended_by = "max_length"
             if self.ended_by or draft.ids[kept : kept + 1] != [token]:
                 break

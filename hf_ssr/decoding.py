@@ -170,8 +170,8 @@ def _phase(text: TextState, draft: Draft) -> str:
 def propose(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> dict[Row, Draft]:
     """What each row may write next. In a batch, rows that think take one token: else all rows would have to move."""
     children = [text.child for text in texts if text.child is not None]
-    # shorter rows are filled up, and nothing may lie past `max_length`
-    room = min([text.room for text in texts] + [target.config.max_length - child.row.length for child in children])
+    # shorter rows are filled up, and nothing may lie past the end
+    room = min(each.row.room for each in [*texts, *children])
     if target.batch_size > 1:
         shape = partial(_widened, len(target.rows))
         return {
@@ -200,7 +200,7 @@ def _widened(rows: int, length: int) -> tuple[int, int]:
 def until_fork(text: TextState, schedule: ForkSchedule) -> int:
     """Tokens that the thought may grow by before a budget that was asked for."""
     budget = None if schedule.is_auto else text.next_budget(schedule)
-    return text.room if budget is None else budget - text.thinking.thinking_tokens
+    return text.row.room if budget is None else budget - text.thinking.thinking_tokens
 
 
 def think(

@@ -154,6 +154,25 @@ _WARPERS = {  # they cut the tail of a distribution: no matter to a greedy child
 ROW_WISE_PROCESSORS = _STATELESS | _WARPERS | {logits_process.TemperatureLogitsWarper}
 
 
+_ALWAYS_LAST = _WARPERS | {
+    getattr(logits_process, name, None)
+    for name in (
+        "LogitNormalization",
+        "SynthIDTextWatermarkLogitsProcessor",
+        "TemperatureLogitsWarper",
+        "WatermarkLogitsProcessor",
+    )
+}
+
+
+def place_of_budget(processors: LogitsProcessorList) -> int:
+    """Where `generate` puts a processor that is passed to it: before its own that cut, watermark and normalize."""
+    place = len(processors)
+    while place and type(processors[place - 1]) in _ALWAYS_LAST:
+        place -= 1
+    return place
+
+
 def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
     """For one row: a repetition penalty knows how far each is padded."""
 

@@ -1,5 +1,6 @@
 """Rows of a cache: fork them, drop them, and roll back their last tokens; and which cache layers allow it."""
 
+import math
 from typing import Any
 
 import torch
@@ -159,6 +160,12 @@ class Rollback:
     def holds_more(self) -> bool:
         """Whether a layer that keeps keys and values holds some of before the text."""
         return any(ahead > 0 for ahead in self._ahead)
+
+    @property
+    def spare_places(self) -> float:
+        """Tokens that may still come, where a layer has so many places and no more."""
+        static = (layer for layer in self._layers if isinstance(layer, StaticLayer))
+        return min((layer.max_cache_len - _length(layer) for layer in static), default=math.inf)
 
     @property
     def can_roll_back(self) -> bool:

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from .applicability import why_batch_is_plain, why_plain
 from .config import SSRConfig, not_applicable
+from .drafting import place_of_budget
 from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
@@ -217,7 +218,8 @@ def run_plain(
             max_new_tokens=config.max_length - input_ids.shape[1],
             stop=stop,
         )
-        logits_processor = LogitsProcessorList([*logits_processor, budget])
+        logits_processor = LogitsProcessorList(logits_processor)
+        logits_processor.insert(place_of_budget(logits_processor), budget)
     output = model._sample(
         input_ids,
         logits_processor=logits_processor,

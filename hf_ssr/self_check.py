@@ -1,13 +1,19 @@
 """
-Does a model read several tokens in one forward, and roll them back, as it does one by one? And two texts in one row
-that a mask tells apart? Tried once, on a few tokens.
+Does a model read several tokens in one forward, and roll them back, as it does one by one, past its windows too? Does
+it draw random numbers meanwhile? And does it read two texts in one row that a mask tells apart? Tried on a few tokens,
+before SSR is trusted.
 """
 
+import copy
 import inspect
 import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import RLock
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from .forking import Rollback
 
@@ -16,119 +22,266 @@ PROMPT_TOKENS, BLOCK_TOKENS = 12, 4
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-2}
 # In half precision rounding can hide a small fault: a few times the rounding of a forward without cache is allowed, and
 # what is known to fail is named.
-ROUNDINGS = 3
+ROUNDINGS, MOST_ROUNDING = 3, 0.5
 FAILING_TYPES = {"jamba", "mamba", "falcon_mamba", "recurrent_gemma", "minimax"}
+# the oldest places of a window must be missed when they leave it: as loud as it is long, short of what float16 holds
+EDGE, LOUDEST = 8, 1024
 
 _results: "weakref.WeakKeyDictionary[torch.nn.Module, dict]" = weakref.WeakKeyDictionary()
-_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)  # a cache of its own kind
+_lock = RLock()  # what another thread draws would look as if the model drew it
 
 
-def reads_blocks(model) -> bool:
+def why_not_in_blocks(model, windows: Iterable[int] = ()) -> str | None:
     """
-    Whether a forward over several tokens leaves a recurrent cache as forwards over single tokens do, also after tokens
-    were rolled back. Some architectures drop their state there, without an error. The answer is kept as long as the
-    model lives. Draws nothing from the global random generator.
+    Why a forward over several tokens does not yield what forwards over single tokens yield, also after tokens were
+    rolled back; `None` if it does. The answer is kept for as long as the model computes in the same way, unless it is
+    an error. The global random generators are left as they were.
 
     Args:
-        model (`PreTrainedModel`): with a recurrent cache.
+        model (`PreTrainedModel`): with a cache that can be rolled back.
+        windows (`Iterable[int]`): lengths of those windows of the cache that the text may pass.
     """
-    return _known(model, _try_block)
+    with _lock:
+        if _is_training(model):
+            reason, _ = _tried(model, _try_forward)  # each time: a rate of dropout may have changed
+            if reason is not None:
+                return reason
+        for window in (None, *sorted(windows)):
+            reason = _known(model, _try_blocks, window)
+            if reason is not None:
+                return reason
+    return None
 
 
 def tells_texts_apart(model) -> bool:
     """
     Whether a forward over two texts in one row, with a mask that lets each see itself and what both begin with, yields
-    what forwards over each of them yield. The answer is kept as long as the model lives.
+    what forwards over each of them yield. The answer is kept as that of [`why_not_in_blocks`].
 
     Args:
         model (`PreTrainedModel`): with full attention only.
     """
-    return model.config._attn_implementation in ("sdpa", "eager") and _known(model, _try_two_texts)
+    with _lock:
+        return model.config._attn_implementation in ("sdpa", "eager") and _known(model, _try_two_texts) is None
 
 
-def _known(model, trial) -> bool:
+def _known(model, trial: Callable, *args) -> str | None:
     known = _results.setdefault(model, {})
-    key = trial, model.dtype, model.config._attn_implementation
+    key = trial, args, _mode(model)
     if key not in known:
-        try:
-            known[key] = trial(model)
-        except torch.OutOfMemoryError:
-            return False  # this time
-        except _ERRORS:
-            known[key] = False
+        reason, is_lasting = _tried(model, trial, *args)
+        if not is_lasting:
+            return reason
+        known[key] = reason
     return known[key]
 
 
-@torch.no_grad()
-def _try_two_texts(model) -> bool:
-    text_config = model.config.get_text_config(decoder=True)
-    ids = _random_ids(model, 1, PROMPT_TOKENS + 2 * BLOCK_TOKENS)
-    prompt, first, second = ids.split([PROMPT_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS], dim=1)
+def _mode(model) -> tuple:
+    """How the model computes: what was tried in one way need not hold in another."""
+    config = model.config.get_text_config(decoder=True)
+    names = ("_attn_implementation", "_experts_implementation")
+    return (
+        tuple((module.training, getattr(module, "gradient_checkpointing", False)) for module in model.modules()),
+        frozenset((parameter.dtype, parameter.device) for parameter in model.parameters()),
+        tuple(getattr(each, name, None) for each in (model.config, config) for name in names),
+        id(vars(model).get("forward")),  # wrapped, for instance in autocast; by its id, as it holds the model
+        frozenset(_autocast_dtypes()),
+        _rounds_float32(),
+    )
 
-    def read(tokens, positions, cache=None, mask=None):
-        kwargs = {"attention_mask": mask} if mask is not None else {}
-        return (
-            model.forward(tokens, position_ids=positions[None], cache=cache, use_cache=cache is not None, **kwargs)
-            .logits[0]
-            .float()
-        )
 
-    places = torch.arange(PROMPT_TOKENS + 2 * BLOCK_TOKENS, device=ids.device)
-    branch = places[: PROMPT_TOKENS + BLOCK_TOKENS]
-    expected = torch.cat([read(torch.cat([prompt, text], dim=1), branch)[PROMPT_TOKENS:] for text in (first, second)])
-    cache = DynamicCache(config=text_config)
-    read(prompt, branch[:PROMPT_TOKENS], cache)
-    seen = torch.ones(2 * BLOCK_TOKENS, len(places), device=ids.device).tril(PROMPT_TOKENS).bool()
-    seen[BLOCK_TOKENS:, PROMPT_TOKENS : PROMPT_TOKENS + BLOCK_TOKENS] = False
-    mask = torch.zeros(seen.shape, dtype=model.dtype, device=ids.device)
-    mask = mask.masked_fill(~seen, torch.finfo(model.dtype).min)[None, None]
-    found = read(torch.cat([first, second], dim=1), branch[PROMPT_TOKENS:].repeat(2), cache, mask)
-    error = (found - expected).abs().max()
-    if model.dtype in TOLERANCE:
-        return bool(error <= TOLERANCE[model.dtype] * expected.std())
-    cache = DynamicCache(config=text_config)
-    read(prompt, branch[:PROMPT_TOKENS], cache)
-    block = read(first, branch[PROMPT_TOKENS:], cache)
-    return bool(error <= ROUNDINGS * (block - expected[:BLOCK_TOKENS]).abs().max().clamp(min=1e-2 * expected.std()))
+def _autocast_dtypes() -> Iterator[torch.dtype]:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    for kind in {"cpu"} if accelerator is None else {"cpu", accelerator.type}:
+        if torch.is_autocast_enabled(kind):
+            yield torch.get_autocast_dtype(kind)
+
+
+def _rounds_float32() -> bool:
+    """Whether matrices of float32 may be multiplied in less (TF32, bfloat16)."""
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set by its newer name only
+        return True
+
+
+def _tried(model, trial: Callable, *args) -> tuple[str | None, bool]:
+    """What speaks against the model by a trial, or `None`; and whether that lasts."""
+    name = type(model).__name__
+    for _ in range(2):  # another thread may have drawn
+        try:
+            with torch.no_grad(), _generators_kept() as have_moved:
+                reason = trial(model, *args)
+                has_drawn = have_moved()
+        except torch.OutOfMemoryError:
+            return f"there is no memory to try whether {name} reads several tokens at once", False
+        except Exception as error:  # of whatever kind: plain `generate` may know better how to call it
+            message = (str(error).strip().splitlines() or [""])[0]
+            return f"{name} raises {type(error).__name__} where it reads several tokens at once: {message}", False
+        if not has_drawn:
+            return reason, True
+    cure = ", as dropout does in training mode: call `model.eval()`" if _is_training(model) else ""
+    return f"{name} draws random numbers in its forward{cure}", False
+
+
+def _is_training(model) -> bool:
+    return any(module.training for module in model.modules())
+
+
+@contextmanager
+def _generators_kept() -> Iterator[Callable[[], bool]]:
+    """The global random generators go on as if nothing had been drawn. Yields whether something was, so far."""
+    generators = [(torch.default_generator.get_state, torch.default_generator.set_state)]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        module = torch.get_device_module(accelerator)
+        if hasattr(module, "default_generators"):  # one of each device
+            generators += [(each.get_state, each.set_state) for each in module.default_generators]
+        else:
+            generators.append((module.get_rng_state, module.set_rng_state))
+    states = [get() for get, _ in generators]
+
+    def have_moved() -> bool:
+        return any(not torch.equal(get(), state) for (get, _), state in zip(generators, states, strict=True))
+
+    try:
+        yield have_moved
+    finally:
+        if have_moved():
+            for (_, put_back), state in zip(generators, states, strict=True):
+                put_back(state)
 
 
 def _random_ids(model, rows: int, tokens: int) -> torch.LongTensor:
-    """Of shape `(rows, tokens)`. Draws nothing from the global random generator."""
-    generator = torch.Generator().manual_seed(0)
+    """Of shape `(rows, tokens)`, whatever the default device is."""
     high = min(model.config.get_text_config(decoder=True).vocab_size, 1000)
-    ids = torch.randint(min(3, high - 1), high, (rows, tokens), generator=generator)
+    ids = torch.randint(min(3, high - 1), high, (rows, tokens), generator=_generator(), device="cpu")
     # offloaded weights are fetched, and inputs moved, by hooks
     return ids if model.device.type == "meta" else ids.to(model.device)
 
 
-@torch.no_grad()
-def _try_block(model) -> bool:
-    text_config = model.config.get_text_config(decoder=True)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+def _generator() -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(0)
+
+
+def _read(model, tokens: torch.LongTensor, begin: int, cache: DynamicCache | None, **inputs) -> torch.Tensor:
+    """Logits of tokens at the positions from `begin` on, shape `(tokens, vocab_size)`, called as `generate` does."""
+    count = tokens.shape[1]
+    kwargs = {"use_cache": cache is not None}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        kwargs["position_ids"] = torch.arange(begin, begin + count, device=tokens.device)[None]
+    kwargs = model.prepare_inputs_for_generation(tokens, next_sequence_length=count, cache=cache, **kwargs)
+    if "logits_to_keep" in kwargs:
+        kwargs["logits_to_keep"] = count
+    # not `model(...)`: hooks that count forwards are not asked
+    outputs = model.forward(**{**kwargs, **inputs}, return_dict=True)
+    if cache is not None and getattr(outputs, "cache", None) is not cache:
+        raise _NoCache
+    return outputs.logits[0].float()
+
+
+class _NoCache(Exception):
+    """The model does not return the cache that it was given."""
+
+
+def _try_forward(model) -> None:
+    _read(model, _random_ids(model, 1, BLOCK_TOKENS), 0, None)
+
+
+def _try_blocks(model, window: int | None) -> str | None:
+    """Behind a short prompt, or where the text passes a window: there the cache is filled as if it had been read."""
+    begin, sizes = (PROMPT_TOKENS, (BLOCK_TOKENS,)) if window is None else (max(1, window - 1), (2, BLOCK_TOKENS - 2))
     ids = _random_ids(model, 2, PROMPT_TOKENS + BLOCK_TOKENS)
-    wrong, ids = ids[:1, PROMPT_TOKENS:], ids[1:]
-
-    def read(cache: DynamicCache, tokens: torch.LongTensor, begin: int) -> torch.Tensor:
-        positions = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)[None]
-        kwargs = {"position_ids": positions} if takes_positions else {}
-        # not `model(...)`: hooks that count forwards are not asked
-        return model.forward(tokens, cache=cache, use_cache=True, **kwargs).logits[0].float()
-
-    steps, block = DynamicCache(config=text_config), DynamicCache(config=text_config)
-    read(steps, ids[:, :PROMPT_TOKENS], 0)
-    read(block, ids[:, :PROMPT_TOKENS], 0)
-    expected = torch.cat(
-        [read(steps, ids[:, t : t + 1], t) for t in range(PROMPT_TOKENS, PROMPT_TOKENS + BLOCK_TOKENS)]
-    )
-    rollback = Rollback(block, PROMPT_TOKENS)
+    prompt, wrong, right = ids[:1, :PROMPT_TOKENS], ids[1:, PROMPT_TOKENS:], ids[:1, PROMPT_TOKENS:]
+    text_config = model.config.get_text_config(decoder=True)
+    prefilled = DynamicCache(config=text_config)
+    try:
+        _read(model, prompt, 0, prefilled)
+    except _NoCache:
+        return f"{type(model).__name__} returns no `cache`"
+    steps = _at(prefilled, begin)
+    expected = torch.cat([_read(model, token, begin + t, steps) for t, token in enumerate(right.split(1, dim=1))])
+    del steps  # its windows may be large
+    blocks = _at(prefilled, begin)
+    rollback = Rollback(blocks, begin)
     rollback.record(True)
     rollback.begin(is_draft=True)
-    read(block, wrong, PROMPT_TOKENS)
+    _read(model, wrong, begin, blocks)
     rollback.complete()
     rollback.roll_back(BLOCK_TOKENS, BLOCK_TOKENS)
-    found = read(block, ids[:, PROMPT_TOKENS:], PROMPT_TOKENS)
+    found = []
+    for block in right.split(sizes, dim=1):
+        found.append(_read(model, block, begin, blocks))
+        rollback.trim()
+        begin += block.shape[1]
+    error = (torch.cat(found) - expected).abs().max()
+    most = _tolerance(model, prefilled)
+    if most is None:
+        most = MOST_ROUNDING
+        if window is None:
+            whole = _read(model, ids[:1], 0, None)[PROMPT_TOKENS:]
+            rounding = ROUNDINGS * (whole - expected).abs().max() / expected.std()
+            most = 0 if text_config.model_type in FAILING_TYPES else min(MOST_ROUNDING, rounding)
+    if error <= most * expected.std():
+        return None
+    where = "" if window is None else f" where a text passes its window of {window} tokens"
+    return f"{type(model).__name__} does not read several tokens at once as it reads them one by one{where}"
+
+
+def _at(prefilled: DynamicCache, length: int) -> DynamicCache:
+    """
+    A copy whose windows have read `length` tokens: loud ones, then silence. Layers without a window stay as they are,
+    since each kind of mask is made from layers of its own kind.
+    """
+    cache = copy.deepcopy(prefilled)
+    for layer in cache.layers:
+        if not isinstance(layer, DynamicSlidingWindowLayer) or length == layer.cumulative_length:
+            continue
+        count = min(length, layer.sliding_window - 1)
+        for name, volume in (("keys", 1), ("values", min(count, LOUDEST))):
+            read = getattr(layer, name)
+            filled = read.new_zeros((*read.shape[:-2], count, read.shape[-1]))
+            edge = filled[..., :EDGE, :]
+            noise = torch.randn(edge.shape, generator=_generator(), device="cpu").to(edge)
+            edge.copy_(volume * read.float().std().to(edge) * noise)
+            setattr(layer, name, filled)
+        layer.cumulative_length = length
+    return cache
+
+
+def _tolerance(model, cache: DynamicCache) -> float | None:
+    """Of what is least precise in a forward; `None` in half precision, and with quantized weights."""
+    dtypes = {parameter.dtype for parameter in model.parameters()} | set(_autocast_dtypes())
+    for layer in cache.layers:  # what autocast inside of the forward leaves behind
+        states = [getattr(layer, name, None) for name in ("keys", "values")]
+        states += [state for name in ("conv_states", "recurrent_states") for state in getattr(layer, name, {}).values()]
+        dtypes |= {state.dtype for state in states if state is not None}
+    is_quantized = getattr(model, "hf_quantizer", None) is not None
+    if is_quantized or not dtypes <= TOLERANCE.keys() or (torch.float32 in dtypes and _rounds_float32()):
+        return None
+    return max(TOLERANCE[dtype] for dtype in dtypes)
+
+
+def _try_two_texts(model) -> str | None:
+    ids = _random_ids(model, 1, PROMPT_TOKENS + 2 * BLOCK_TOKENS)
+    prompt, first, second = ids.split([PROMPT_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS], dim=1)
+    expected = torch.cat(
+        [_read(model, torch.cat([prompt, text], dim=1), 0, None)[PROMPT_TOKENS:] for text in (first, second)]
+    )
+    prefilled = DynamicCache(config=model.config.get_text_config(decoder=True))
+    _read(model, prompt, 0, prefilled)
+    places = torch.arange(ids.shape[1], device=ids.device)
+    seen = places[None] <= places[PROMPT_TOKENS:, None]
+    seen[BLOCK_TOKENS:, PROMPT_TOKENS : PROMPT_TOKENS + BLOCK_TOKENS] = False
+    mask = torch.zeros(seen.shape, dtype=model.dtype, device=ids.device)
+    mask = mask.masked_fill(~seen, torch.finfo(model.dtype).min)[None, None]
+    positions = places[PROMPT_TOKENS : PROMPT_TOKENS + BLOCK_TOKENS].repeat(2)[None]
+    both = torch.cat([first, second], dim=1)
+    found = _read(model, both, 0, copy.deepcopy(prefilled), attention_mask=mask, position_ids=positions)
     error = (found - expected).abs().max()
-    if model.dtype in TOLERANCE:
-        return bool(error <= TOLERANCE[model.dtype] * expected.std())
-    whole = model.forward(ids, use_cache=False).logits[0, PROMPT_TOKENS:].float()
-    return text_config.model_type not in FAILING_TYPES and bool(error <= ROUNDINGS * (whole - expected).abs().max())
+    most = _tolerance(model, prefilled)
+    if most is None:
+        block = _read(model, first, PROMPT_TOKENS, prefilled)
+        rounding = (block - expected[:BLOCK_TOKENS]).abs().max() / expected.std()
+        most = min(MOST_ROUNDING, ROUNDINGS * rounding.clamp(min=1e-2))
+    return None if error <= most * expected.std() else f"{type(model).__name__} mixes two texts in one row"

@@ -61,8 +61,8 @@ def _follow_tokens(text: TextState, draft: Draft, logits: torch.FloatTensor) -> 
     """By the token rule. The processors see a token only when those before it are kept."""
     tokens, qs = _drawn(draft)
     for kept, (token, q) in enumerate(zip(tokens, qs, strict=True)):
-        scores = text.processed(logits[:, kept])
-        text.keep_scores(scores, logits[:, kept])
+        scores, raw = text.processed(logits[:, kept])
+        text.keep_scores(scores, raw)
         probs = scores[0].softmax(dim=-1)
         q = DraftProbs.one_hot(token, probs) if q is None else q
         if not accepts(probs, token, q, torch.rand((), device=probs.device)):
@@ -78,19 +78,19 @@ def _follow_tokens(text: TextState, draft: Draft, logits: torch.FloatTensor) -> 
 def _follow_block(text: TextState, draft: Draft, logits: torch.FloatTensor) -> tuple[int, bool, int]:
     """By the block rule, which looks at the target's distribution behind every draft token."""
     tokens, qs = _drawn(draft)
-    scores = text.processed_ahead(logits, tokens)
+    scores, raw = text.processed_ahead(logits, tokens)
     probs = scores.softmax(dim=-1).double()
     qs = [DraftProbs.one_hot(token, probs) if q is None else q for token, q in zip(tokens, qs, strict=True)]
     passing, weight = block_acceptance(probs, tokens, qs)
     passed = torch.rand(len(tokens), dtype=probs.dtype, device=probs.device) < passing[1:]
     kept = int(passed.nonzero()[-1]) + 1 if passed.any() else 0
     for i in range(kept):
-        text.keep_scores(scores[i : i + 1], logits[:, i])
+        text.keep_scores(scores[i : i + 1], raw[i : i + 1])
         if not _emit(text, tokens[i], "prefix"):
             return i + 1, False, len(tokens)
     followed = kept < len(tokens) or draft.then is None
     if followed:
-        text.keep_scores(scores[kept : kept + 1], logits[:, kept])
+        text.keep_scores(scores[kept : kept + 1], raw[kept : kept + 1])
         is_whole = kept == len(tokens)
         _emit(text, _draw(probs[kept] if is_whole else residual(weight[kept] * probs[kept], qs[kept])))
     return kept, followed, len(tokens)

@@ -16,6 +16,7 @@ from .drafting import (
     AcceptanceRecord,
     Draft,
     child_processors,
+    place_of_budget,
 )
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput, Stream
@@ -66,6 +67,9 @@ class TextState:
         self.metrics = metrics
         self.clock = clock
         self.logits_processor = logits_processor
+        place = place_of_budget(logits_processor)
+        self._before_budget = LogitsProcessorList(logits_processor[:place])
+        self._behind_budget = LogitsProcessorList(logits_processor[place:])
         self.stopping_criteria = stopping_criteria
         self.prompt = row.ids[0].tolist()
         self.prompt_index = SuffixAutomaton(self.prompt if "prompt" in generation_config.setting("sources") else ())
@@ -88,11 +92,6 @@ class TextState:
         """Tokens that end the text."""
         eos = self.config._eos_token_tensor
         return set() if eos is None else set(eos.flatten().tolist())
-
-    @property
-    def room(self) -> int:
-        """Tokens that `max_length` still allows."""
-        return self.config.max_length - self.row.length
 
     def _new_drafter(self, own: str, written: SuffixAutomaton | None = None) -> SuffixDrafter:
         return self.make_drafter(own=own, record=self.records[own], written=written)
@@ -158,7 +157,6 @@ class TextState:
             sampling,
             self.eos_ids,
             drafter,
-            config.max_length,
             config.max_draft_length,
         )
 
@@ -174,7 +172,7 @@ class TextState:
         Args:
             logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
         """
-        scores = self.processed(logits)
+        scores, logits = self.processed(logits)
         self.keep_scores(scores, logits)
         if not self.config.do_sample:
             return int(scores.argmax(dim=-1))
@@ -182,18 +180,21 @@ class TextState:
             return gumbel_choice(scores, self.seed, self._place)
         return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
 
-    def processed(self, logits: torch.FloatTensor) -> torch.FloatTensor:
+    def processed(self, logits: torch.FloatTensor) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """
-        Scores of the next token after the processors, shape `(1, vocab_size)`.
+        Scores of the next token after the processors, and the logits as these leave them (some work in place); both of
+        shape `(1, vocab_size)`.
 
         Args:
             logits (`torch.FloatTensor` of shape `(1, vocab_size)`): what the target says comes next.
         """
         return self._processed(self.row.ids, logits, self.thinking.forced)
 
-    def processed_ahead(self, logits: torch.FloatTensor, draft: Sequence[int]) -> torch.FloatTensor:
+    def processed_ahead(
+        self, logits: torch.FloatTensor, draft: Sequence[int]
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
         """
-        The same at consecutive positions, each behind the draft tokens before it; shape `(positions, vocab_size)`.
+        The same at consecutive positions, each behind the draft tokens before it; of shape `(positions, vocab_size)`.
 
         Args:
             logits (`torch.FloatTensor` of shape `(1, positions, vocab_size)`): what the target says there.
@@ -203,18 +204,24 @@ class TextState:
         rows = []
         for position, forced in zip(range(logits.shape[1]), self.thinking.forced_along(draft), strict=False):
             rows.append(self._processed(ids[:, : self.row.length + position], logits[:, position], forced))
-        return torch.cat(rows)
+        scores, logits = zip(*rows, strict=True)
+        return torch.cat(scores), torch.cat(logits)
 
-    def _processed(self, ids: torch.LongTensor, logits: torch.FloatTensor, forced: int | None) -> torch.FloatTensor:
-        scores = self.logits_processor(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
-        return scores if forced is None else force_token(scores, forced)
+    def _processed(
+        self, ids: torch.LongTensor, logits: torch.FloatTensor, forced: int | None
+    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
+        scores = self._before_budget(ids, logits)
+        if forced is not None:
+            scores = force_token(scores, forced)
+        return self._behind_budget(ids, scores), logits
 
     def keep_scores(self, scores: torch.FloatTensor, logits: torch.FloatTensor) -> None:
-        """For the output, where it was asked for: those of each emitted token."""
+        """For the output, where it was asked for: those of each emitted token, as they were processed."""
         if self.scores is not None:
             self.scores += (scores,)
         if self.logits is not None:
-            self.logits += (logits.to(copy=True, dtype=torch.float32, device=scores.device),)
+            self.logits += (logits,)
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -262,7 +269,7 @@ class TextState:
     def can_draft_ahead_of(self, token: int) -> bool:
         """Whether the thought goes on with `token`, and there is room for its close and an answer."""
         closing = self.thinking.forced is not None or self.thinking.closes_with(token)
-        return not closing and self.room > len(self.thinking.markers.forced_close) + 1
+        return not closing and self.row.room > len(self.thinking.markers.forced_close) + 1
 
     def end_stage(self, reason: str) -> None:
         """The child drafts no more; its tokens stay as a draft."""

@@ -1,5 +1,6 @@
 """The target: the model, its cache, and the rows in it. What a forward is given, and what the cache keeps of it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,14 +20,16 @@ class Row:
 
     Args:
         ids (`torch.LongTensor` of shape `(1, length)`): the text so far.
+        max_length (`int`): most tokens of the text. The last of them is never fed.
         origin (`Row`, *optional*): the row that it was forked from.
     """
 
-    def __init__(self, ids: torch.LongTensor, origin: "Row | None" = None):
+    def __init__(self, ids: torch.LongTensor, max_length: int, origin: "Row | None" = None):
         self.length = ids.shape[1]
+        self.max_length = max_length
         self.cached = 0  # tokens of the text that the cache holds
         self.origin = origin
-        self._ids = ids.new_zeros((1, self.length + 1024))
+        self._ids = ids.new_zeros((1, self.length + 1024), dtype=torch.long)  # as plain `generate` returns, from any
         self._ids[:, : self.length] = ids
 
     @property
@@ -38,6 +41,11 @@ class Row:
     def last(self) -> torch.LongTensor:
         """The last token, shape `(1,)`."""
         return self._ids[0, self.length - 1 : self.length]
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still come."""
+        return self.max_length - self.length
 
     def append(self, token: int) -> None:
         """The text grows by one token."""
@@ -53,7 +61,7 @@ class Row:
 
     def fork(self) -> "Row":
         """A row with the same text, which is not in the cache yet."""
-        return Row(self.ids, self)
+        return Row(self.ids, self.max_length, self)
 
 
 class Target:
@@ -80,7 +88,7 @@ class Target:
         self.config = config
         self.metrics = metrics
         self.model_kwargs = model_kwargs
-        self.rows = [Row(ids) for ids in input_ids.split(1)]
+        self.rows = [Row(ids, min(config.max_length, _positions(model) + 1)) for ids in input_ids.split(1)]
         self.batch_size, self._width = input_ids.shape
         self._fed = dict.fromkeys(self.rows, self._width)  # tokens of each row in the last forward, `_width` wide
         self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
@@ -121,6 +129,7 @@ class Target:
         self.rollback = Rollback(self.cache, self._width)
         for row in self.rows:
             row.cached = row.length
+            row.max_length = min(row.max_length, self._width + self.rollback.spare_places + 1)
 
     def forward(
         self, phase: str, drafts: Mapping[Row, Sequence[int]], recording: bool = True
@@ -296,3 +305,10 @@ class Target:
 
 def _padded(block: torch.LongTensor, width: int) -> torch.LongTensor:
     return block if block.shape[1] == width else F.pad(block, (0, width - block.shape[1]))
+
+
+def _positions(model) -> float:
+    """Of a table of positions, that may not be passed; others go on."""
+    config = model.config.get_text_config(decoder=True)
+    has_table = getattr(config, "rope_parameters", None) is None
+    return getattr(config, "max_position_embeddings", None) or math.inf if has_table else math.inf

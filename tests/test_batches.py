@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicLayer
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
 from hf_ssr.seeding import row_seeds
-from hf_ssr.self_check import reads_blocks
+from hf_ssr.self_check import why_not_in_blocks
 
 LENGTHS = (20, 13, 20, 7)
 NEW = 60
@@ -80,7 +80,7 @@ def test_same_tokens(architecture, attention, count_forwards):
     attention = "eager" if architecture == "gpt_oss" else attention  # it has no other on a CPU
     model = build_once(architecture, dtype=torch.float32 if attention == "eager" else torch.float64)
     if architecture.startswith("lfm2"):
-        assert reads_blocks(model)  # once a model; not to be counted
+        assert why_not_in_blocks(model) is None  # once a model; not to be counted
     implementation = model.config._attn_implementation
     model.set_attn_implementation(attention)
     try:

@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 from conftest import build_once, plain_run, run
-from test_stream import StopAt
+from test_stream import Recorder, StopAt
 from tiny_models import ARCHITECTURES, RECURRENT, UNSUPPORTED, VOCAB_SIZE, build, prompt_ids
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList, StaticCache, StoppingCriteriaList
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
-from hf_ssr.self_check import reads_blocks
+from hf_ssr.self_check import why_not_in_blocks
 
 NUM_DRAFT_TOKENS = 6
 SAMPLING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 0.9, "top_k": 30}}
@@ -64,7 +64,7 @@ def draft_settings(kind: str, answer: list[int]) -> dict:
 def test_same_tokens(architecture, sampling, condition, tokenizer, count_forwards):
     model = build_once(architecture)
     if architecture in RECURRENT:
-        assert reads_blocks(model)  # once a model; not to be counted below
+        assert why_not_in_blocks(model) is None  # once a model; not to be counted below
     settings = {"max_new_tokens": 72, **SAMPLING[sampling]}
     if condition == "repetition_penalty":
         settings["repetition_penalty"] = 1.2
@@ -323,3 +323,86 @@ def test_static_cache(architecture):
         assert torch.equal(output.sequences, plain.sequences[:, : 20 + length])
         assert output.metrics.stages and output.metrics.accepted_tokens > 0
         assert int(output.cache.get_seq_length()) == output.sequences.shape[1] - 1
+
+
+@pytest.mark.parametrize("draft", ["child", "edited", "both"])
+@pytest.mark.parametrize("ahead", [0, 5])
+@pytest.mark.parametrize("spare", [0, 1, 2, 5])
+def test_a_static_cache_that_is_shorter_than_the_text_may_be(spare, ahead, draft):
+    """It holds the text and a few places more: no draft, and no child, may need another."""
+    model = build_once("qwen3")
+
+    def cache(places: int) -> StaticCache:
+        """Holds `ahead` tokens that are not of the text, and has so many places behind it."""
+        cache = StaticCache(config=model.config, max_cache_len=ahead + places)
+        if ahead:
+            with torch.no_grad():
+                model(prompt_ids(ahead, seed=5), cache=cache, use_cache=True)
+        return cache
+
+    mask = torch.ones((1, ahead + 20), dtype=torch.long)
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False}, cache=cache(100), attention_mask=mask)
+    end = next(i for i, token in enumerate(plain.new) if i >= 40 and token not in plain.new[:i])
+    settings = {"max_new_tokens": 1000, "do_sample": False}
+    own = draft_settings("child", plain.answer) if draft != "edited" else {"draft_budgets": []}
+    own |= draft_settings("edited", plain.new[plain.close + 1 :]) if draft != "child" else {}
+    config = SSRConfig(thinking_start=[], thinking_end=[plain.marker], max_overhead="off", **own, **settings)
+    config.return_dict_in_generate = True
+    call = {"eos_token_id": plain.new[end], "attention_mask": mask}
+    output = run(model, plain.ids, {}, generation_config=config, cache=cache(20 + end + spare), **call)
+    assert torch.equal(output.sequences, plain.sequences[:, : 20 + end + 1])
+    assert output.metrics.plain_reason is None
+    assert output.metrics.stages or draft == "edited"
+    assert output.metrics.accepted_tokens > 0 or draft == "child"
+
+
+@pytest.mark.parametrize("draft", ["child", "truth"])
+@pytest.mark.parametrize("places", [24, 37, 46])
+def test_a_static_cache_is_full_at_the_same_token(places, draft):
+    """Where plain `generate` fails, SSR fails too, and not before."""
+    model, streams = build_once("qwen3"), []
+    plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
+    settings = {"max_new_tokens": 60, "do_sample": False}
+    config = SSRConfig(
+        thinking_start=[], thinking_end=[plain.marker], **draft_settings(draft, plain.answer), **settings
+    )
+    for own in ({"generation_config": config}, {}):
+        streams.append(Recorder())
+        cache = StaticCache(config=model.config, max_cache_len=places)
+        with pytest.raises(IndexError):
+            run(model, plain.ids, settings if not own else {}, streamer=streams[-1], cache=cache, **own)
+    assert streams[0].tokens == streams[1].tokens == plain.new[: places - 20 + 1]
+
+
+@pytest.mark.parametrize("draft", ["child", "truth"])
+def test_a_table_of_positions_that_is_shorter_than_the_text_may_be(draft):
+    """As of a static cache: no draft may lie behind its end."""
+    torch.manual_seed(1)
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB_SIZE, **sizes)).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(4)
+    plain = plain_run(model, {"max_new_tokens": 44, "do_sample": True}, earliest_close=8)
+    end = next(i for i in range(43, 0, -1) if plain.new[i] not in plain.new[:i])
+    assert end > 36
+    config = SSRConfig(
+        thinking_start=[],
+        thinking_end=[plain.marker],
+        max_overhead="off",
+        **draft_settings(draft, [*plain.answer, *plain.answer]),
+        **{**plain.settings, "max_new_tokens": 1000},
+    )
+    model.generation_config.max_length = None
+    sequences = run(model, plain.ids, {"eos_token_id": plain.new[end]}, generation_config=config)
+    assert torch.equal(sequences, plain.sequences[:, : 20 + end + 1])
+
+
+def test_a_static_cache_with_windows_runs_plain():
+    model = build_once("gemma3")
+    plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
+    cache = StaticCache(config=model.config, max_cache_len=70)
+    config = SSRConfig(thinking_start=[], thinking_end=[plain.marker], **plain.settings)
+    with pytest.warns(UserWarning, match="StaticSlidingWindowLayer"):
+        assert torch.equal(run(model, plain.ids, {}, generation_config=config, cache=cache), plain.sequences)

@@ -3,9 +3,17 @@
 import pytest
 import torch
 from conftest import build_once, plain_run, run
-from transformers import LogitsProcessorList, SynthIDTextWatermarkLogitsProcessor, WatermarkingConfig
+from test_stream import Recorder
+from tiny_models import prompt_ids
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    SynthIDTextWatermarkingConfig,
+    SynthIDTextWatermarkLogitsProcessor,
+    WatermarkingConfig,
+)
 
-from hf_ssr import SSRConfig
+from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
 
 SETTINGS = {
     "temperature, top_k, top_p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
@@ -89,3 +97,79 @@ def test_a_watermark_that_keeps_state(model):
     output = run(model, plain.ids, {}, generation_config=config, logits_processor=watermark())
     assert torch.equal(output.sequences, plain.sequences)
     assert output.metrics.stages and output.metrics.accepted_tokens > 0
+
+
+WATERMARKS = {
+    "green list": WatermarkingConfig(bias=2.5),
+    "self-hash": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash"),
+    "SynthID": SynthIDTextWatermarkingConfig(keys=[654, 400, 836], ngram_len=4),
+}
+OUTPUTS = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+
+
+def assert_same_scores(output, expected):
+    for ours, theirs in ((output.scores, expected.scores), (output.logits, expected.logits)):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("runs_plain", [False, True])
+@pytest.mark.parametrize("watermark", WATERMARKS)
+def test_scores_under_a_budget_and_a_watermark(model, watermark, runs_plain):
+    """The budget's tokens are forced where `generate` would force them: the watermark comes behind."""
+    settings = {"max_new_tokens": 40, "do_sample": True, "watermarking_config": WATERMARKS[watermark]}
+    budget = {"thinking_start": [], "thinking_end": [9], "forced_close": [7, 9, 8], "thinking_budget": 6}
+
+    def processors() -> LogitsProcessorList:
+        return LogitsProcessorList([ThinkingBudgetLogitsProcessor(SSRConfig(**budget), prompt_length=20)])
+
+    ids = prompt_ids()
+    expected = run(model, ids, {**settings, **OUTPUTS}, logits_processor=processors())
+    answer = expected.sequences[0, 29:].tolist()
+    config = SSRConfig(**budget, prediction_ids=[*answer[:8], 5, *answer[9:]], draft_budgets=[3], **settings, **OUTPUTS)
+    config.output_attentions = runs_plain  # not supported
+    output = run(model, ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, expected.sequences)
+    assert (output.metrics.plain_reason is not None) == runs_plain
+    assert_same_scores(output, expected)
+
+
+class Rounded(LogitsProcessor):
+    """Works in place."""
+
+    def __call__(self, input_ids, scores):
+        return scores.mul_(4).round_().div_(4)
+
+
+@pytest.mark.parametrize("verify", ["exact", "block"])
+def test_logits_that_a_processor_changes_in_place(model, verify):
+    """They are given out as plain `generate` gives them."""
+    settings = {"max_new_tokens": 40, "do_sample": True}
+    plain = plain_run(model, settings, logits_processor=LogitsProcessorList([Rounded()]))
+    config = SSRConfig(
+        thinking_start=[], thinking_end=[plain.marker], draft_budgets=[3], verify=verify, **settings, **OUTPUTS
+    )
+    output = run(model, plain.ids, {}, generation_config=config, logits_processor=LogitsProcessorList([Rounded()]))
+    assert len(output.logits) == output.sequences.shape[1] - plain.ids.shape[1]
+    for logits in output.logits:
+        assert torch.equal(4 * logits, (4 * logits).round())
+    if verify == "exact":
+        expected = run(model, plain.ids, {**settings, **OUTPUTS}, logits_processor=LogitsProcessorList([Rounded()]))
+        assert_same_scores(output, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_of_either_width(model, dtype, rows):
+    plain = plain_run(model, {"max_new_tokens": 30, "do_sample": False})
+    ids = plain.ids.repeat(rows, 1).to(dtype)
+    expected = run(model, ids, plain.settings)
+    config = SSRConfig(thinking_start=[], thinking_end=[plain.marker], draft_budgets=[3], **plain.settings)
+    found = run(model, ids, {}, generation_config=config)
+    assert found.dtype == expected.dtype == torch.long and torch.equal(found, expected)
+    if rows == 1:
+        streams = [Recorder(), Recorder()]
+        run(model, ids, {}, generation_config=config, streamer=streams[0])
+        run(model, ids, plain.settings, streamer=streams[1])
+        assert [value.dtype for value in streams[0].values] == [value.dtype for value in streams[1].values]
