@@ -65,7 +65,6 @@ _TINY = tiny_models.ARCHITECTURES | tiny_models.RECURRENT | tiny_models.UNSUPPOR
 _OWN = {name.removesuffix("Config"): own for name, _, own, kind in _TINY.values() if "shared" not in kind}
 _OWN |= {
     "BailingHybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
-    "CohereCompassText": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "GPTNeo": {"attention_types": [[["global", "local"], 2]]},
     "Gemma3nText": {"num_kv_shared_layers": 0},
     "Reformer": {"axial_pos_embds": False},
@@ -94,7 +93,7 @@ class Outcome:
 def build(config_class):
     """A random model of a type, in float64 where it can be."""
     model_class = _model_class(config_class)
-    if model_class.config_class is getattr(config_class, "sub_configs", {}).get("text_config"):
+    if model_class.config_class in getattr(config_class, "sub_configs", {}).values():
         config_class = model_class.config_class  # as `AutoModelForCausalLM` does
     config = _config(config_class)
     with torch.device("meta"):
@@ -139,21 +138,27 @@ def outcome_of(config_class) -> Outcome:
     ids = prompt_ids()
     call = {"attention_mask": torch.ones_like(ids), "eos_token_id": None, "pad_token_id": 0}
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "top_k": 30}
-    try:
-        model = build(config_class)
+    for dtype in (torch.float64, torch.float32):  # parts of some know only float32
         try:
-            _seeded(model.double(), ids, max_new_tokens=2, **call)  # some settle on a kind of attention here
-        except RuntimeError:  # parts of it know only float32
-            model = build(config_class)
-            _seeded(model, ids, max_new_tokens=2, **call)
-        plain = _seeded(model, ids, **settings, **call)
-    except Exception as error:
-        outcome.unbuilt = _line(error)
+            model = build(config_class).to(dtype)
+            _seeded(model, ids, max_new_tokens=2, **call)  # some settle on a kind of attention here
+            plain = _seeded(model, ids, **settings, **call)
+            outcome.unbuilt = ""
+            break
+        except Exception as error:
+            outcome.unbuilt = _line(error)
+    if outcome.unbuilt:
         return outcome
     new = plain[0, ids.shape[1] :].tolist()
-    markers = {"thinking_start": [], "thinking_end": [new[7]], "max_overhead": "off", "return_dict_in_generate": True}
+    close = next((place for place in range(6, 20) if new[place] not in new[:place]), 7)
+    markers = {
+        "thinking_start": [],
+        "thinking_end": [new[close]],
+        "max_overhead": "off",
+        "return_dict_in_generate": True,
+    }
     for kind, own in (
-        ("prediction", {"prediction_ids": [*new[8:18], 5, *new[19:]], "draft_budgets": []}),
+        ("prediction", {"prediction_ids": [*new[close + 1 : 28], 5, *new[29:]], "draft_budgets": []}),
         ("child", {"draft_budgets": [3]}),
     ):
         try:
