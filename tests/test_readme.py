@@ -17,8 +17,9 @@ from tiny_models import compatibility_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_ssr
-from hf_ssr.bench import command
+from hf_ssr.bench.arguments import add_bench_arguments
 from hf_ssr.config import SETTINGS
+from hf_ssr.families import FAMILIES
 from hf_ssr.hub import export
 
 ROOT = Path(__file__).parent.parent
@@ -111,6 +112,24 @@ def test_compatibility_is_what_is_tested():
     assert f"<!-- compatibility -->\n{compatibility_table()}\n\n" in TEXTS["docs/compatibility.md"]
 
 
+def families_table() -> str:
+    """How each family marks its thoughts, from the table that finds them."""
+
+    def shown(text: str) -> str:
+        text = text.replace("\n", "\\n").replace("|", "\\|")
+        return f"`{text}`"
+
+    rows = ["| family | start | end | close, where it is forced | thinks again |", "|---|---|---|---|---|"]
+    for family in FAMILIES:
+        markers = " | ".join(map(shown, (family.start, family.end, family.close)))
+        rows.append(f"| {family.name} | {markers} | {'yes' if family.thinks_again else 'no'} |")
+    return "\n".join(rows)
+
+
+def test_families_are_what_is_looked_for():
+    assert f"<!-- families -->\n{families_table()}\n\n" in TEXTS["docs/settings.md"]
+
+
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 150
 
@@ -199,5 +218,5 @@ def test_commands_of_measurements_are_commands():
         assert program == "hf-ssr" or words[:2] in (["-m", "hf_ssr.bench.rules"], ["-m", "hf_ssr.bench.overhead"])
         if words[0] == "bench":
             parser = argparse.ArgumentParser()
-            command.add_arguments(parser)
+            add_bench_arguments(parser)
             parser.parse_args(words[1:])
