@@ -14,6 +14,8 @@ class GrowableLayer(DynamicLayer):
     know: the next update sees that they lie elsewhere, and makes a new buffer.
     """
 
+    _key_buffer = _value_buffer = _keys_in_buffer = _values_in_buffer = None  # the latter two: as the last update left
+
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         """
         Appends the keys and values of new tokens, and returns all.
@@ -25,17 +27,21 @@ class GrowableLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         length = self.get_seq_length()
         end = length + key_states.shape[-2]
-        self._key_buffer = _with_room(getattr(self, "_key_buffer", None), self.keys, length, end, key_states)
-        self._value_buffer = _with_room(getattr(self, "_value_buffer", None), self.values, length, end, value_states)
-        self._key_buffer[..., length:end, :] = key_states
-        self._value_buffer[..., length:end, :] = value_states
-        self.keys, self.values = self._key_buffer[..., :end, :], self._value_buffer[..., :end, :]
+        keys, values = self._key_buffer, self._value_buffer
+        is_as_left = self.keys is self._keys_in_buffer and self.values is self._values_in_buffer
+        if not is_as_left or end > keys.shape[-2]:  # asked at every layer of every step: what is looked at adds up
+            keys = self._key_buffer = _with_room(keys, self.keys, length, end, key_states)
+            values = self._value_buffer = _with_room(values, self.values, length, end, value_states)
+        keys[..., length:end, :] = key_states
+        values[..., length:end, :] = value_states
+        self.keys = self._keys_in_buffer = keys[..., :end, :]
+        self.values = self._values_in_buffer = values[..., :end, :]
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Selects rows; the buffers of the old ones are of no more use."""
         super().reorder_cache(beam_idx)
-        self._key_buffer = self._value_buffer = None
+        self._key_buffer = self._value_buffer = self._keys_in_buffer = self._values_in_buffer = None
 
 
 def _with_room(

@@ -9,6 +9,7 @@ import random
 import sys
 import time
 from statistics import median
+from threading import Semaphore, Thread
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         sizes = track(SIZES, console=Console(stderr=True))
         rows = [random_text(*size, arguments.new_tokens, arguments.repeats) for size in sizes]
         heads = "plain, ms a token", "SSR / plain", "least", "most"
-        _print("random text, time of the process", heads, [[f"{value:.3f}" for value in row.values()] for row in rows])
+        _print("random text, processor time", heads, [[f"{value:.3f}" for value in row.values()] for row in rows])
     else:
         rows = _by_length(arguments.lengths)
         heads = "index, µs a token", "of a prompt, once, ms", "outside forwards, plain, ms a token", "SSR"
@@ -88,8 +89,8 @@ def _by_length(lengths: list[int]) -> list[dict[str, float]]:
 
 def random_text(hidden_size: int, layers: int, new_tokens: int, repeats: int) -> dict[str, float]:
     """
-    SSR by default beside plain `generate`, each in turn, on sampled text that repeats nothing, in a thought that does
-    not end: time of the process, which other programs disturb less than the clock.
+    SSR by default beside plain `generate`, on sampled text that repeats nothing, in a thought that does not end:
+    milliseconds a token of plain `generate`, and what SSR takes, in plain runs.
     """
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -106,22 +107,14 @@ def random_text(hidden_size: int, layers: int, new_tokens: int, repeats: int) ->
     ids = torch.randint(VOCABULARY, (1, 40))
     settings: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": True, "top_k": 200, "pad_token_id": 0}
     close = [VOCABULARY - 1]
-    configs = {
-        "plain": GenerationConfig(**settings),
-        "ssr": SSRConfig(**settings, thinking_start=[], thinking_end=close, forced_close=close),
-    }
+    ssr = SSRConfig(**settings, thinking_start=[], thinking_end=close, forced_close=close)
+    configs = GenerationConfig(**settings), ssr
 
-    def seconds(method: str, seed: int) -> float:
-        torch.manual_seed(seed)
-        begin = time.process_time()
-        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=configs[method])
-        return time.process_time() - begin
-
-    seconds("ssr", 0), seconds("plain", 0)  # what the first of a process takes belongs to neither
     pairs = []
-    for seed in range(repeats):
-        times = {method: seconds(method, seed) for method in (configs if seed % 2 else reversed(configs))}
-        pairs.append((times["plain"], times["ssr"]))
+    for seed in range(-1, repeats):
+        torch.manual_seed(seed)
+        pairs.append(_token_by_token(model, ids, configs))
+    pairs = pairs[1:]  # what the first of a process takes belongs to neither
     ratios = [ours / theirs for theirs, ours in pairs]
     step = median(theirs for theirs, _ in pairs) / new_tokens * 1e3
     return {"plain_ms": step, "ratio": median(ratios), "least": min(ratios), "most": max(ratios)}
@@ -134,6 +127,48 @@ def text_of(length: int) -> list[int]:
         begin = rng.randrange(len(text)) if text and rng.random() < 0.5 else None
         text += [rng.randrange(VOCABULARY) for _ in range(20)] if begin is None else text[begin : begin + 20]
     return text[:length]
+
+
+class _Turns:
+    """A streamer of one of two runs that wait for each other at every token: whatever disturbs one disturbs both."""
+
+    def __init__(self, own: Semaphore, other: Semaphore):
+        self._own, self._other = own, other
+        self.waits = True
+
+    def put(self, tokens) -> None:
+        if self.waits:
+            self._other.release()
+            self._own.acquire()
+
+    def end(self) -> None:
+        pass
+
+
+def _token_by_token(model, ids: torch.LongTensor, configs: tuple[GenerationConfig, GenerationConfig]) -> list[float]:
+    """Processor seconds of two runs, a token of one and a token of the other in turn."""
+    gates = Semaphore(1), Semaphore(0)
+    turns = [_Turns(*gates), _Turns(*reversed(gates))]
+    seconds = [0.0, 0.0]
+
+    def work(place: int) -> None:
+        torch.set_num_threads(1)  # of this thread
+        gates[place].acquire()
+        begin = time.thread_time()
+        try:
+            settings = {"generation_config": configs[place], "streamer": turns[place]}
+            model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+            seconds[place] = time.thread_time() - begin
+        finally:
+            turns[1 - place].waits = False  # it goes on alone
+            gates[1 - place].release()
+
+    threads = [Thread(target=work, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return seconds
 
 
 def index_microseconds(length: int) -> float:
