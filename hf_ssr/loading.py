@@ -114,6 +114,8 @@ def load_model(arguments: argparse.Namespace):
     import torch
     from transformers import AutoModelForCausalLM
 
+    if arguments.source is None and getattr(arguments, "threads", None) is None:
+        torch.set_num_threads(1)  # the small reasoner is too small for more: on busy cores they wait for each other
     dtype = torch.float32 if arguments.gguf_file and arguments.dtype == "auto" else arguments.dtype
     model = AutoModelForCausalLM.from_pretrained(_source(arguments), dtype=dtype, **_gguf(arguments))
     return model.to(arguments.device).eval()
