@@ -111,7 +111,7 @@ def test_the_switch(model, grows, monkeypatch):
 
 
 def target_of(model, ids, padding: int = 0) -> SharedPrefixTarget:
-    config = SSRConfig()
+    config = SSRConfig(max_length=1000)  # as `generate` prepares it
     cache = DynamicCache(config=model.config)
     positions = (torch.arange(ids.shape[1]) - padding).clamp(min=0)[None]
     mask = (torch.arange(ids.shape[1]) >= padding).long()[None]
