@@ -120,6 +120,18 @@ def test_what_is_shown_does_not_depend_on_costs(capsys, monkeypatch):
     assert demo.DRAFTS in text and "from the draft, as it stood" in text and "Forks after" in text
 
 
+def test_one_thread(monkeypatch):
+    """On busy cores the threads of so small a model wait for each other, and the first command would take minutes."""
+    counts = []
+    monkeypatch.setattr(demo, "run_demo", lambda *_: counts.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        main(["demo"])
+        assert counts == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_the_fork_is_seen(task, reasoner):

@@ -101,7 +101,12 @@ def demo_command(arguments: argparse.Namespace) -> int:
     """
     if arguments.seed < 0:
         raise ValueError(f"--seed must be at least 0, but is {arguments.seed}")
-    return run_demo(arguments.task, arguments.seed, arguments.json)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the model is too small for more, and where cores are busy they wait for each other
+    try:
+        return run_demo(arguments.task, arguments.seed, arguments.json)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run_demo(task: str, seed: int, as_json: bool) -> int:
