@@ -187,9 +187,10 @@ _BEHIND = ("", " ", "\n", "\n\n", "a", " a", "1", " 1", ".", ",", "*", "**", "`"
 
 def spellings_of(tokenizer, text: str) -> list[tuple[int, ...]]:
     """The token sequences that spell `text` between common neighbours; a first or last token may reach beyond it."""
-    found: dict[tuple[int, ...], None] = {tuple(encode(tokenizer, text)): None}
-    for before in _BEFORE:
-        for behind in _BEHIND:
+    alone, added = encode(tokenizer, text), tokenizer.added_tokens_decoder
+    found: dict[tuple[int, ...], None] = {tuple(alone): None}
+    for before in ("",) if alone[0] in added else _BEFORE:  # an added token merges with nothing
+        for behind in ("",) if alone[-1] in added else _BEHIND:
             ids = encode(tokenizer, before + text + behind)
             end = next((n for n in range(1, len(ids) + 1) if text in decode(tokenizer, ids[:n])), None)
             if end is None:

@@ -166,6 +166,7 @@ class Rewriting:
             self._governor.costs = self._costs
         self._governor.begin(1, len(recording.prompt))
         self._records = {"thought": AcceptanceRecord(), "answer": AcceptanceRecord()}
+        self._written = {"thought": SuffixAutomaton(), "answer": SuffixAutomaton()}  # as in `TextState`
         self._prompt = SuffixAutomaton(recording.prompt if "prompt" in self._sources else ())
         self._position = 0
         self._drafter = self._new_drafter(recording.part(0))
@@ -184,7 +185,8 @@ class Rewriting:
     def _new_drafter(self, own: str) -> SuffixDrafter:
         most = len(self._recording.prompt) + len(self._recording.new) + self._num_draft_tokens
         least, tail = SSRConfig().setting("min_match_length"), self._recording.tail
-        return SuffixDrafter(self._sources, least, self._num_draft_tokens, most, tail, own, self._records[own])
+        own_of = own, self._records[own], self._written[own]
+        return SuffixDrafter(self._sources, least, self._num_draft_tokens, most, tail, *own_of)
 
     def _step(self) -> None:
         """One forward: the draft as far as it agrees, and one token further."""
@@ -218,14 +220,14 @@ class Rewriting:
         if self._position == self._recording.opens:  # its last marker token is the thought's, as in `TextState.emit`
             self._drafter = self._new_drafter("thought")
             self._drafter.add("prompt", self._prompt)
+            self._drafter.add("answer", self._written["answer"])
         self._drafter.observe(token)
         if self._position == self._recording.closes:
             self._begin_answer()
 
     def _begin_answer(self) -> None:
-        thought = self._drafter.written
         self._drafter = self._new_drafter("answer")
-        self._drafter.add("thought", thought)
+        self._drafter.add("thought", self._written["thought"])
         self._drafter.add("prompt", self._prompt)
         for draft in self._recording.drafts:
             self._drafter.add_draft(SuffixAutomaton(draft))
