@@ -165,9 +165,10 @@ def turn_ends_of(tokenizer) -> list[int]:
     except Exception:  # there is no template, or it wants other messages
         return ends
     for content, following in ((asked, said), (said, asks)):
-        begin = text.rfind(content) + len(content)
-        ids = encode(tokenizer, text[begin : text.rfind(following)]) if content in text else []
-        ends += [i for i in ids if i in tokenizer.added_tokens_decoder][:1]
+        _, found, rest = text.partition(content)
+        between, follows, _ = rest.partition(following)
+        if found and follows:  # else it leaves one of them out
+            ends += [i for i in encode(tokenizer, between) if i in tokenizer.added_tokens_decoder][:1]
     return ends
 
 

@@ -175,7 +175,7 @@ def resolve_markers(config, tokenizer=None) -> ThinkingMarkers | None:
         forced_close=_forced_close(config, end, family, tokenizer),
         later_start=_later_start(config, start, family, tokenizer),
         scan_prompt=config.thinking_start is None or len(config.thinking_start) > 0,
-        turn_ends=_turn_ends(config, end, tokenizer),
+        turn_ends=_turn_ends(config, (start, end), tokenizer),
         tokenizer=known_tokenizer(config) if tokenizer is None else tokenizer,
     )
     if markers.later_start is not None and markers.later_start.first_end(markers.tail) is not None:
@@ -259,15 +259,18 @@ def _later_start(config, start: Marker | None, family: Family | None, tokenizer)
     return Marker(spellings) if spellings else None
 
 
-def _turn_ends(config, end: Marker, tokenizer) -> frozenset[int]:
+def _turn_ends(config, markers: Sequence[Marker | None], tokenizer) -> frozenset[int]:
     if config.turn_ends is not None:
         return frozenset(config.turn_ends)
     eos = config.eos_token_id
     ids = set() if eos is None else set(eos) if isinstance(eos, (list, tuple)) else {eos}
     if tokenizer is not None:
         ids |= set(turn_ends_of(tokenizer))
-    # gpt-oss ends thoughts and messages alike
-    return frozenset(ids - {i for spelling in end.spellings for i in spelling})
+    for marker in markers:  # a template may begin each answer with a thought; gpt-oss ends thoughts and messages alike
+        if marker is not None:
+            spellings = marker.spellings if marker.text is None else [encode(tokenizer, marker.text)]
+            ids -= {i for spelling in spellings for i in spelling}
+    return frozenset(ids)
 
 
 def resolved_settings(config, tokenizer) -> dict[str, list]:

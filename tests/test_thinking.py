@@ -523,3 +523,22 @@ def test_an_earlier_turn_that_ended_in_its_thought(model, tokenizer):
         expected = run(model, ids, call, logits_processor=[processor])
         assert run(model, ids, {"eos_token_id": 2}, generation_config=config).tolist() == expected.tolist()
         assert (expected[0, ids.shape[1] :].tolist() != run(model, ids, call)[0, ids.shape[1] :].tolist()) == budgeted
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "U: {{ messages[0].content }} A: <think>",  # nothing of the other messages
+        "{% for m in messages %}{% if m.role == 'user' %}U: {{ m.content }} A: <think></think>{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}",
+    ],
+    ids=["the first message", "a thought before each answer"],
+)
+def test_a_marker_ends_no_turn(template):
+    """Though it is the first added token behind a message: the thought that a prompt opens would be missed."""
+    tokenizer = tokenizer_with("<think>", "</think>", "<eos>")
+    tokenizer.eos_token, tokenizer.chat_template = "<eos>", template
+    config = SSRConfig.from_tokenizer(tokenizer)
+    assert tokenizer.convert_ids_to_tokens(config.turn_ends) == ["<eos>"]
+    for known in ((config, None), (SSRConfig(), tokenizer)):
+        assert resolve_markers(*known).phase_of_prompt(tokenizer.encode("U: q A: <think>")) == "open"
