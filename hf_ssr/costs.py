@@ -41,7 +41,6 @@ class StepCosts:
         self._first, self._each = (0.4, 0.04) if device.type == "cpu" else (0.0, 0.01)
         self._plain: dict[int, deque[float]] = {}  # seconds of the latest plain steps of so many texts
         self._samples: dict[tuple[int, int], deque[tuple[int, float]]] = {}  # tokens and cost
-        self._asides: dict[int, deque[float]] = {}  # of plain steps: the share that plain `generate` does not have
         self._once: dict[tuple[str, int], deque[float]] = {}
         self._latest: dict[tuple, int] = {}  # of each size, and of what is done once: which round was the last
         self._count = 0
@@ -49,14 +48,13 @@ class StepCosts:
         self._tables: dict[int, tuple[list[float], list[float]]] = {}
         self._known: dict[tuple[int, int], float] = {}  # read off the tables
 
-    def add(self, rows: int, tokens: int, seconds: float, texts: int = 1, aside: float = 0.0) -> None:
-        """A round of so many `texts`, with a forward over `rows` x `tokens`, took so long; `aside` from the forward."""
+    def add(self, rows: int, tokens: int, seconds: float, texts: int = 1) -> None:
+        """A round of so many `texts`, with a forward over `rows` x `tokens`, took so long."""
         with self._lock:
             self._count += 1
             is_new = self._count % SAMPLES == 0
             if rows == texts and tokens == 1:
                 self._plain.setdefault(texts, deque(maxlen=SAMPLES)).append(seconds)
-                self._asides.setdefault(texts, deque(maxlen=SAMPLES)).append(aside / seconds)
             elif texts in self._plain:
                 size = rows, (tokens - 1).bit_length()
                 samples = self._samples.setdefault(size, deque(maxlen=SAMPLES))
@@ -74,11 +72,6 @@ class StepCosts:
                 samples = self._once.setdefault((what, texts), deque(maxlen=ONCE_SAMPLES))
                 samples.append(min(seconds / self._unit(texts), MOST_ONCE))
                 self._latest[what, texts] = self._count
-
-    def aside(self, texts: int = 1) -> float:
-        """Of a plain step, the share that plain `generate` does not have: to propose, to index, to keep account."""
-        with self._lock:
-            return median(self._asides[texts]) if texts in self._asides else 0.0
 
     def once(self, what: str, texts: int = 1) -> float:
         """Its cost, in plain steps; nothing before it is measured. One slow fork among others does not count."""
@@ -139,9 +132,6 @@ class UnitCosts(StepCosts):
     def __call__(self, rows: int, tokens: int) -> float:
         return 1.0
 
-    def aside(self, texts: int = 1) -> float:
-        return 0.0
-
     def once(self, what: str, texts: int = 1) -> float:
         return 0.0
 
@@ -151,9 +141,6 @@ class GuessedCosts(StepCosts):
 
     def __call__(self, rows: int, tokens: int) -> float:
         return self.guess(rows, tokens)
-
-    def aside(self, texts: int = 1) -> float:
-        return 0.0
 
     def once(self, what: str, texts: int = 1) -> float:
         return 0.0
@@ -179,19 +166,11 @@ class RoundClock:
         self._began = time.perf_counter()
         self._as_plain = 0.0
         self.once: dict[str, float] = {}
-        self.forward = 0.0  # seconds
 
     @property
     def seconds(self) -> float:
         """Of the round so far, for its size."""
         return time.perf_counter() - self._began - self._as_plain - sum(self.once.values())
-
-    @contextmanager
-    def in_forward(self) -> Iterator[None]:
-        """The block is the forward, its inputs made: plain `generate` has one too."""
-        begin = time.perf_counter()
-        yield
-        self.forward += time.perf_counter() - begin
 
     @contextmanager
     def apart(self, what: str, device: torch.device) -> Iterator[None]:

@@ -135,8 +135,7 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
         proposed = {row: draft.ids for row, draft in drafts.items()}
         recording = any(proposed.values()) or not all(text.thinking.open for text in texts)
         try:
-            with governor.clock.in_forward():
-                logits = target.forward(phase, proposed, recording)
+            logits = target.forward(phase, proposed, recording)
         except torch.OutOfMemoryError:
             if not (drop_children(texts) and target.undo_forward()):
                 raise

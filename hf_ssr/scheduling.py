@@ -62,8 +62,7 @@ class Governor:
     """
     Keeps drafting worth while: a draft is as long as promises most tokens for its cost, and what drafting has cost in
     vain stays below `max_overhead` of a plain run so far. Of that, children may use a half: the rest is for verifying
-    what they have drafted, and for what is done beside every forward, drafts or not. Who asks for budgets, or has a
-    prediction, is not held back.
+    what they have drafted. Who asks for budgets, or has a prediction, is not held back.
 
     Costs are in plain steps. One that was saved pays for one that is risked.
 
@@ -86,7 +85,6 @@ class Governor:
         self.clock, self._texts = RoundClock(), 1  # of the round
         self._is_bounded = self.is_on and not (config.forks_on_request or config.prediction_ids)
         self._plain = 0.0  # plain steps of a plain run so far
-        self._aside = 0.0  # of all rounds so far: what is done beside a forward
         self._balance = 0.0  # plain steps saved, less those that drafting has cost
 
     def fitted(
@@ -134,7 +132,6 @@ class Governor:
         plain = self.costs(len(tokens), 1)
         grown = sum(tokens) / len(tokens)
         self._plain += grown
-        self._aside += self.costs.aside(len(tokens))
         self._balance += grown - self.costs(rows, width) / plain
 
     def open_round(self, texts: int) -> None:
@@ -152,8 +149,7 @@ class Governor:
         texts, plain = self._texts, self.costs(self._texts, 1)
         if shape is not None:
             paid = self.costs(*shape)
-            seconds = self.clock.seconds
-            self._measured.add(*shape, seconds, texts, seconds - self.clock.forward)
+            self._measured.add(*shape, self.clock.seconds, texts)
             self._balance -= (self.costs(*shape) - paid) / plain
         for what, seconds in self.clock.once.items():
             self._measured.add_once(what, seconds, texts)
@@ -170,7 +166,4 @@ class Governor:
         return self._allows(cost / self.costs(texts, 1) - 1, CHILDREN)
 
     def _allows(self, cost: float, share: float) -> bool:
-        if not self._is_bounded:
-            return True
-        bound = self.max_overhead * self._plain
-        return cost <= self._balance + min(share * bound, bound - min(self._aside, (1 - CHILDREN) * bound))
+        return not self._is_bounded or cost <= self._balance + share * self.max_overhead * self._plain

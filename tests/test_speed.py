@@ -666,17 +666,3 @@ def test_a_batch_is_measured_by_its_own_plain_steps():
             costs.add(4, 1, seconds, 4)
             costs.add(8, 1, 1.5 * seconds, 4)
     assert costs(8, 1) / costs(4, 1) == pytest.approx(1.5)
-
-
-def test_what_is_done_beside_every_forward_counts(model, monkeypatch):
-    """But never so much that no child is tried."""
-    limits = []
-    for aside in (0.0, 0.02, 0.2):
-        costs = StepCosts(CPU)
-        governor = governor_with(model, monkeypatch, costs)
-        for _ in range(1000):
-            costs.add(1, 1, 0.010, 1, 0.010 * aside)
-            governor.pay([1], 1, 1)
-        costs.add(1, 2, 0.010)
-        limits.append([next(n for n in range(1, 99) if not governor._allows(n, share)) - 1 for share in (0.5, 1.0)])
-    assert limits == [[25, 50], [25, 30], [25, 25]]
