@@ -191,7 +191,7 @@ def test_demo_on_a_terminal(width, monkeypatch):
 
 
 def test_bad_arguments(capsys):
-    for argv, message in ((["demo", "--task", "x"], "invalid choice"), (["demo", "--seed", "-1"], "--seed must be")):
+    for argv, message in ((["demo", "--task", "x"], "invalid choice"), (["demo", "--seed", "-1"], "--seed: must be")):
         with pytest.raises(SystemExit) as error:
             main(argv)
         assert error.value.code == 2 and message in capsys.readouterr().err
