@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+from contextlib import suppress
 
 
 def interrupted(*_) -> None:
@@ -11,6 +13,8 @@ def interrupted(*_) -> None:
     """
     for file in filter(os.isatty, (1, 2)):
         os.write(file, b"\x1b[?25h")  # a progress bar has hidden the cursor
+    with suppress(Exception):  # it may be what was interrupted
+        sys.stdout.flush()
     os.write(2, b"\nhf-ssr: interrupted\n")
     os._exit(130)
 

@@ -56,9 +56,9 @@ class StepCosts:
             if rows == texts and tokens == 1:
                 self._plain.setdefault(texts, deque(maxlen=SAMPLES)).append(seconds)
             elif texts in self._plain:
-                size = rows, (tokens - 1).bit_length()
+                size, cost = (rows, (tokens - 1).bit_length()), seconds / self._unit(texts)  # which may ask for sizes
                 samples = self._samples.setdefault(size, deque(maxlen=SAMPLES))
-                samples.append((tokens, seconds / self._unit(texts)))
+                samples.append((tokens, cost))
                 self._latest[size] = self._count
                 is_new |= len(samples) < SAMPLES
             if is_new:
@@ -114,7 +114,9 @@ class StepCosts:
         """Sizes and their costs, both rising."""
         with self._lock:
             if rows not in self._tables:
-                sizes, costs = [], []
+                # plain steps of a batch are measured by themselves, unless as two rows of one text
+                is_own = rows in self._plain and (rows, 0) not in self._samples and rows > 1
+                sizes, costs = ([1.0], [self.guess(rows, 1)]) if is_own else ([], [])
                 for size, samples in sorted(item for item in self._samples.items() if item[0][0] == rows):
                     tokens = fmean(tokens for tokens, _ in samples)
                     cost, guess = median(cost for _, cost in samples), self.guess(rows, tokens)

@@ -159,7 +159,12 @@ class Rollback:
     @property
     def holds_more(self) -> bool:
         """Whether a layer that keeps keys and values holds some of before the text."""
-        return any(ahead > 0 for ahead in self._ahead)
+        return self.places_ahead > 0
+
+    @property
+    def places_ahead(self) -> int:
+        """Places before the text that a layer holds keys and values of."""
+        return max(self._ahead, default=0)
 
     @property
     def spare_places(self) -> float:

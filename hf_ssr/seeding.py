@@ -15,10 +15,11 @@ def row_seeds(input_ids: torch.LongTensor, attention_mask: torch.LongTensor | No
 
     Args:
         input_ids (`torch.LongTensor` of shape `(batch_size, prompt_length)`): the prompts.
-        attention_mask (`torch.LongTensor` of shape `(batch_size, prompt_length)`, *optional*): 0 = padding.
+        attention_mask (`torch.LongTensor` of shape `(batch_size, length)`, *optional*): 0 = padding. Of a longer one,
+            what the cache holds before the prompts comes first.
     """
     call_seed = int(torch.randint(2**62, (), device="cpu"))
-    masks = [None] * len(input_ids) if attention_mask is None else attention_mask.bool()
+    masks = [None] * len(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :].bool()
     copies: Counter[bytes] = Counter()
     seeds = []
     for ids, mask in zip(input_ids, masks, strict=True):

@@ -8,10 +8,10 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from threading import RLock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -107,30 +107,49 @@ def _rounds_float32() -> bool:
 
 def _tried(model, trial: Callable, *args) -> tuple[str | None, bool]:
     """What speaks against the model by a trial, or `None`; and whether that lasts."""
-    name = type(model).__name__
-    for _ in range(2):  # another thread may have drawn
-        try:
-            with torch.no_grad(), _generators_kept() as have_moved:
-                reason = trial(model, *args)
-                has_drawn = have_moved()
-        except torch.OutOfMemoryError:
-            return f"there is no memory to try whether {name} reads several tokens at once", False
-        except Exception as error:  # of whatever kind: plain `generate` may know better how to call it
-            message = (str(error).strip().splitlines() or [""])[0]
-            return f"{name} raises {type(error).__name__} where it reads several tokens at once: {message}", False
-        if not has_drawn:
-            return reason, True
+    name, generators = type(model).__name__, _generators()
+    states = [get() for get, _ in generators]
+    try:
+        with torch.no_grad():
+            reason = trial(model, *args)
+            if all(torch.equal(get(), state) for (get, _), state in zip(generators, states, strict=True)):
+                return reason, True
+            with _Draws() as draws:  # or was it another thread?
+                trial(model, *args)
+            if not draws.seen:
+                return reason, True
+    except torch.OutOfMemoryError:
+        return f"there is no memory to try whether {name} reads several tokens at once", False
+    except Exception as error:  # of whatever kind: plain `generate` may know better how to call it
+        message = (str(error).strip().splitlines() or [""])[0]
+        return f"{name} raises {type(error).__name__} where it reads several tokens at once: {message}", False
+    for (_, put_back), state in zip(generators, states, strict=True):
+        put_back(state)
     cure = ", as dropout does in training mode: call `model.eval()`" if _is_training(model) else ""
     return f"{name} draws random numbers in its forward{cure}", False
+
+
+class _Draws(TorchDispatchMode):
+    """Sees whether what this thread computes draws from a global random generator."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            given = {each.name: each.default_value for each in func._schema.arguments}
+            given |= dict(zip(given, args, strict=False)) | kwargs
+            is_off = given.get("dropout_p") == 0 or given.get("train") is False
+            self.seen |= not is_off and given.get("generator") is None
+        return func(*args, **kwargs)
 
 
 def _is_training(model) -> bool:
     return any(module.training for module in model.modules())
 
 
-@contextmanager
-def _generators_kept() -> Iterator[Callable[[], bool]]:
-    """The global random generators go on as if nothing had been drawn. Yields whether something was, so far."""
+def _generators() -> list[tuple[Callable, Callable]]:
+    """Of the global random generators: what reads and what sets their states."""
     generators = [(torch.default_generator.get_state, torch.default_generator.set_state)]
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
@@ -139,17 +158,7 @@ def _generators_kept() -> Iterator[Callable[[], bool]]:
             generators += [(each.get_state, each.set_state) for each in module.default_generators]
         else:
             generators.append((module.get_rng_state, module.set_rng_state))
-    states = [get() for get, _ in generators]
-
-    def have_moved() -> bool:
-        return any(not torch.equal(get(), state) for (get, _), state in zip(generators, states, strict=True))
-
-    try:
-        yield have_moved
-    finally:
-        if have_moved():
-            for (_, put_back), state in zip(generators, states, strict=True):
-                put_back(state)
+    return generators
 
 
 def _random_ids(model, rows: int, tokens: int) -> torch.LongTensor:

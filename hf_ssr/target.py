@@ -88,7 +88,7 @@ class Target:
         self.config = config
         self.metrics = metrics
         self.model_kwargs = model_kwargs
-        self.rows = [Row(ids, min(config.max_length, _positions(model) + 1)) for ids in input_ids.split(1)]
+        self.rows = [Row(ids, config.max_length) for ids in input_ids.split(1)]
         self.batch_size, self._width = input_ids.shape
         self._fed = dict.fromkeys(self.rows, self._width)  # tokens of each row in the last forward, `_width` wide
         self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
@@ -127,9 +127,10 @@ class Target:
         if type(self.cache) is DynamicCache and self.config.setting("grow_in_place"):
             grow_in_place(self.cache)
         self.rollback = Rollback(self.cache, self._width)
+        most = self._width + self.rollback.spare_places, _positions(self.model) - self.rollback.places_ahead
         for row in self.rows:
             row.cached = row.length
-            row.max_length = min(row.max_length, self._width + self.rollback.spare_places + 1)
+            row.max_length = min(row.max_length, min(most) + 1)
 
     def forward(
         self, phase: str, drafts: Mapping[Row, Sequence[int]], recording: bool = True
@@ -310,5 +311,7 @@ def _padded(block: torch.LongTensor, width: int) -> torch.LongTensor:
 def _positions(model) -> float:
     """Of a table of positions, that may not be passed; others go on."""
     config = model.config.get_text_config(decoder=True)
-    has_table = getattr(config, "rope_parameters", None) is None
-    return getattr(config, "max_position_embeddings", None) or math.inf if has_table else math.inf
+    if getattr(config, "rope_parameters", None) is not None:
+        return math.inf
+    names = ("max_position_embeddings", "max_target_positions")
+    return min((size for name in names if (size := getattr(config, name, None))), default=math.inf)

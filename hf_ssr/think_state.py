@@ -109,7 +109,10 @@ class ThinkingState:
     @property
     def budget_capped(self) -> bool:
         """Whether the budget was cut so that an answer fits."""
-        return self._budget is not None and self.budget is not None and self.budget < self._budget
+        if self._budget is None or self.budget is None:
+            return False
+        thought = self.thoughts[-1] if self.thoughts else Thought(0)
+        return thought.earlier + self._cut_by_budget(thought) - thought.opens < self._budget
 
     @property
     def may_be_forced(self) -> bool:
@@ -128,12 +131,16 @@ class ThinkingState:
 
     def _earliest_cut(self, thought: Thought) -> int | None:
         """New tokens behind which a thought is to end, be its last character whole or not."""
-        cuts = [] if thought.stopped is None else [thought.stopped]
-        if self._budget is not None:
-            cut = thought.opens + max(0, self._budget - thought.earlier)
-            latest = self._latest_cut(self.markers.patience)
-            cuts.append(cut if latest is None else max(thought.opens, min(cut, latest)))
-        return min(cuts, default=None)
+        cuts = thought.stopped, self._cut_by_budget(thought)
+        return min((cut for cut in cuts if cut is not None), default=None)
+
+    def _cut_by_budget(self, thought: Thought) -> int | None:
+        """The same, were it never told to end."""
+        if self._budget is None:
+            return None
+        cut = thought.opens + max(0, self._budget - thought.earlier)
+        latest = self._latest_cut(self.markers.patience)
+        return cut if latest is None else max(thought.opens, min(cut, latest))
 
     def _latest_cut(self, patience: int) -> int | None:
         """New tokens behind which the forced close and one token of the answer fit, if it waits so many tokens."""

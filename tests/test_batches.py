@@ -443,6 +443,10 @@ def test_a_rows_seed_is_its_prompts():
     assert not set(seeds(ids, mask, seed=2)) & set(expected)
     torch.manual_seed(0)
     assert row_seeds(torch.tensor([[5, 6]]), None) == [4145939116283071802]  # on any machine
+    torch.manual_seed(1)
+    alone = row_seeds(torch.tensor([[5, 6]]), None)
+    torch.manual_seed(1)
+    assert row_seeds(torch.tensor([[5, 6]]), torch.tensor([[0, 1, 1, 1]])) == alone  # behind what a cache holds
 
 
 def test_coupled_texts_are_those_of_the_prompts_alone(model):

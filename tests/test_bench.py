@@ -152,6 +152,7 @@ def test_resumed(tmp_path, capsys, monkeypatch):
     before, ran = (out / "runs.jsonl").read_text(), []
     timed = runner.timed_generate
     monkeypatch.setattr(runner, "timed_generate", lambda *a, **k: ran.append(1) or timed(*a, **k))
+    monkeypatch.setattr(command, "commit", lambda: "another")  # a commit need not be of the engine
     assert bench(out, "--repeats", "2", "--resume") == 0
     assert len(ran) == 2 + 8  # a warm-up of each method, and four prompts of six
     assert comparable(out) == comparable(tmp_path / "whole")

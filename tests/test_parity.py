@@ -8,7 +8,16 @@ import torch
 from conftest import build_once, plain_run, run
 from test_stream import Recorder, StopAt
 from tiny_models import ARCHITECTURES, RECURRENT, UNSUPPORTED, VOCAB_SIZE, build, prompt_ids
-from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessorList, StaticCache, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteriaList,
+    WhisperConfig,
+    WhisperForCausalLM,
+)
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
 from hf_ssr.self_check import why_not_in_blocks
@@ -374,6 +383,20 @@ def test_a_static_cache_is_full_at_the_same_token(places, draft):
     assert streams[0].tokens == streams[1].tokens == plain.new[: places - 20 + 1]
 
 
+def tiny_gpt2():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=64, n_layer=2, n_head=4, n_positions=40)
+    return GPT2LMHeadModel(config).eval().double()
+
+
+def tiny_whisper():
+    torch.manual_seed(0)
+    sizes = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = WhisperConfig(vocab_size=VOCAB_SIZE, max_target_positions=40, **sizes, **tokens)
+    return WhisperForCausalLM(config).eval().double()
+
+
 @pytest.mark.parametrize("draft", ["child", "truth"])
 def test_a_table_of_positions_that_is_shorter_than_the_text_may_be(draft):
     """As of a static cache: no draft may lie behind its end."""
@@ -397,6 +420,28 @@ def test_a_table_of_positions_that_is_shorter_than_the_text_may_be(draft):
     model.generation_config.max_length = None
     sequences = run(model, plain.ids, {"eos_token_id": plain.new[end]}, generation_config=config)
     assert torch.equal(sequences, plain.sequences[:, : 20 + end + 1])
+
+
+@pytest.mark.parametrize("ahead", [0, 5])
+@pytest.mark.parametrize("make", [tiny_gpt2, tiny_whisper])
+def test_a_table_of_positions_and_a_cache_that_is_filled(make, ahead):
+    """What the cache holds before the text takes places of the table, by whatever name its size goes."""
+    model = make()
+    prompt = torch.tensor([[5, 6, 7, 8, 9] * 4])
+
+    def new(places: int, **call) -> list[int]:
+        cache = DynamicCache(config=model.config)
+        if ahead:
+            model(input_ids=torch.arange(30, 30 + ahead)[None], cache=cache, use_cache=True)
+        mask = torch.ones(1, 20 + ahead, dtype=torch.long)
+        call["stopping_criteria"] = [StopAt(places - ahead + 1)]
+        return run(model, prompt, {"cache": cache, "attention_mask": mask}, **call)[0, 20:].tolist()
+
+    model.generation_config.max_length = None
+    expected = new(40, max_new_tokens=60, do_sample=False)
+    assert len(expected) == 21 - ahead
+    draft = {"prediction_ids": expected + [7] * 20, "max_overhead": "off", "draft_budgets": []}
+    assert new(40, generation_config=SSRConfig(max_new_tokens=60, do_sample=False, **draft)) == expected
 
 
 def test_a_static_cache_with_windows_runs_plain():

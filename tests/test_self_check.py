@@ -246,6 +246,23 @@ def test_threads_that_sample():
     assert reasons == [None] * 4
 
 
+def test_a_thread_that_draws_all_the_time():
+    """A service that samples in one thread, while another makes the first call of a model."""
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            torch.rand(10)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        assert why_not_in_blocks(build("qwen3")) is None
+    finally:
+        stop.set()
+        thread.join()
+
+
 @pytest.mark.parametrize("architecture", ["jamba", "mamba", "falcon_mamba", "recurrent_gemma", "minimax"])
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_states_that_a_block_drops(architecture, dtype):

@@ -656,6 +656,14 @@ def test_what_was_dear_once_is_paid_off(model, monkeypatch):
     assert costs.once("fork") == pytest.approx(0.1)
 
 
+def test_the_first_block_of_a_batch():
+    """It is compared with plain steps whose cost nobody has asked for yet."""
+    costs = StepCosts(CPU)
+    costs.add(2, 1, 0.010, 2)
+    costs.add(2, 5, 0.020, 2)
+    assert costs(2, 5) / costs(2, 1) == pytest.approx(2)
+
+
 def test_a_batch_is_measured_by_its_own_plain_steps():
     """No step of one text was ever made."""
     costs = StepCosts(CPU)

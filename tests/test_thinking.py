@@ -313,6 +313,11 @@ def test_budget_leaves_room_for_an_answer(model, budget):
     assert len(new) == 16 and new[12:15] == [4, 159, 6]
     assert output.metrics.thinking_budget == 12
     assert output.metrics.thinking_budget_capped == (budget >= 16)
+    stop = StopThinking()
+    stop.set()
+    if budget < 16:  # told to end is not cut
+        told = run(model, ids, {}, generation_config=config, stopping_criteria=[stop]).metrics
+        assert told.thinking_budget == 0 and not told.thinking_budget_capped
     assert split_thinking(output.sequences, config, 20).answer.tolist() == new[15:]
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from tables import SLOW, by_method, one_prompt, overhead, part_by_part, rules, table, with_worst
+from tables import SLOW, by_method, one_prompt, overhead, part_by_part, random_text, rules, table, with_worst
 
 from hf_ssr.bench.command import _cpu_name
 from hf_ssr.bench.records import Record, read_bench
@@ -101,6 +101,7 @@ MEASUREMENTS = {
     ),
     "rules": Measurement("python -m hf_ssr.bench.rules --limit 8 --temperatures 0 0.6 1.0 1.5", 6, rules),
     "overhead": Measurement("python -m hf_ssr.bench.overhead", 6, overhead),
+    "random_text": Measurement("python -m hf_ssr.bench.overhead --random-text --new-tokens 300", 3, random_text),
 }
 
 
@@ -147,7 +148,7 @@ def run(name: str, results: Path, data: Path | None) -> None:
 def figures_of(printed: Any) -> dict[str, Any]:
     """What is kept of the JSON that a command printed last."""
     if isinstance(printed, list):
-        return {"lengths": printed}
+        return {"rows": printed}
     if "metrics" not in printed:
         return printed
     counts = {name: printed["metrics"][name] for name in ("thinking_tokens", "answer_tokens")}

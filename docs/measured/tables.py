@@ -132,10 +132,19 @@ def overhead(kept: dict[str, Any]) -> str:
     head = ["tokens", "index, µs a token", "of a prompt, once, ms", "outside the forwards, ms a token: plain", "SSR"]
     head += ["to append a token, ms: `DynamicLayer`", "a layer that grows in place"]
     rows = []
-    for row in kept["lengths"]:
+    for row in kept["rows"]:
         tokens, *values = row.values()
         rows.append([f"{tokens:,}", *("" if value is None else f"{value:.2f}" for value in values)])
     return table(head, rows)
+
+
+def random_text(kept: dict[str, Any]) -> str:
+    """By what a plain step takes."""
+    rows = [
+        [f"{row['plain_ms']:.1f}", f"{row['ratio']:.2f}", f"{row['least']:.2f} to {row['most']:.2f}"]
+        for row in kept["rows"]
+    ]
+    return table(["plain, ms a token", "SSR, in plain runs (median)", "least and most"], rows)
 
 
 def one_prompt(kept: dict[str, Any]) -> str:

@@ -234,7 +234,7 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
     """
     before = _read_settings(folder)
     way_out = "Ask for the same, or name another --out; --overwrite replaces what is there."
-    for name in (name for name in settings if name not in ("began", "checksum")):
+    for name in (name for name in settings if name not in ("began", "checksum", "commit")):
         if before.get(name) != settings[name]:
             raise ValueError(
                 f"--resume: the bench in {folder} began with `{name}` {before.get(name)!r}, which is now "
