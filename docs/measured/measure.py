@@ -79,8 +79,8 @@ class Measurement(NamedTuple):
 
 MEASUREMENTS = {
     "reasoner": Measurement(
-        "hf-ssr bench --limit 100 --repeats 1 --threads 1 --methods plain,prompt_lookup,suffix_only,ssr,ssr_off",
-        25,
+        "hf-ssr bench --limit 100 --repeats 3 --threads 1 --methods plain,prompt_lookup,suffix_only,ssr,ssr_off",
+        75,
         with_worst,
     ),
     "sampled": Measurement(
