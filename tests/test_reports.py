@@ -116,7 +116,7 @@ def test_a_marker_in_the_middle_of_a_block(model):
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
     opening = next(i for i in range(6, 60) if plain.new[i] not in plain.new[:i])
     closing = next(i for i in range(opening + 6, 60) if plain.new[i] not in plain.new[:i])
-    markers = {"thinking_start": [plain.new[opening]], "thinking_end": [plain.new[closing]]}
+    markers = {"thinking_start": [plain.new[opening]], "thinking_end": [plain.new[closing]], "thinks_again": False}
     for shift in range(1, 7):
         streamer = Recorder()
         prediction = plain.new[shift - 1 :] if shift == 1 else [*plain.new[1:shift], 5, *plain.new[shift + 1 :]]
