@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -429,6 +430,10 @@ def test_ctrl_c_on_a_terminal():
             for _ in range(times):
                 process.send_signal(signal.SIGINT)
 
+        def interrupt_prompt() -> None:
+            time.sleep(2)  # Python writes a prompt before it waits for keys: a signal in between waits for the next key
+            interrupt()
+
         wait_for("/help lists")
         wait_for("> ")
         for text in (f"{TO_COPY}\n", "/retry\n"):
@@ -443,10 +448,10 @@ def test_ctrl_c_on_a_terminal():
                 wait_for("[answer now]")
                 wait_for("were in the cache]")
             wait_for("> ")
-        interrupt()
+        interrupt_prompt()
         wait_for("once more leaves")
         wait_for("> ")
-        interrupt()
+        interrupt_prompt()
         wait_for("hf-ssr: interrupted")
         assert process.wait(60) == 130 and "Traceback" not in seen
     os.close(ours)
