@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_ssr
 from hf_ssr import SSRConfig, SSRGenerationMixin, SSROutput
-from hf_ssr.hub import export
+from hf_ssr.command.exporting import export
 from hf_ssr.shared_prefix import SharedPrefixTarget
 
 

@@ -14,10 +14,10 @@ import transformers
 from accelerate import PartialState
 from rich.console import Console
 
-from ..comparing import prompt_ids
 from ..config import SSRConfig
-from ..loading import load_model, load_tokenizer
 from ..markers import resolved_settings
+from ..running.comparing import prompt_ids
+from ..running.loading import load_model, load_tokenizer
 from ..version import __version__, commit
 from .int8 import parameters_of, to_int8
 from .records import (

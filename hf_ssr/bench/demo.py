@@ -19,12 +19,12 @@ from rich.table import Table
 from rich.text import Text
 from transformers.generation.streamers import BaseStreamer
 
-from ..comparing import Run, prompt_ids, run_plain, timed_generate
 from ..config import DEFAULTS, SSRConfig
-from ..terminal import moving
+from ..running.comparing import Run, prompt_ids, run_plain, timed_generate
+from ..running.reasoner import load_reasoner
+from ..running.terminal import moving
 from ..thinking import split_thinking
 from .methods import SSR_SETTINGS
-from .reasoner import load_reasoner
 from .sources import SOURCES, of_answer, sources_of
 from .tasks import HELD_OUT, check, draw
 

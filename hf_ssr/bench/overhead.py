@@ -20,10 +20,10 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from .. import generate as _registered  # noqa: F401  registers the generation mode
-from ..comparing import Run, timed_generate
 from ..config import SSRConfig
 from ..drafter_suffix import SuffixDrafter
 from ..growable_layer import GrowableLayer
+from ..running.comparing import Run, timed_generate
 from ..suffix_automaton import SuffixAutomaton
 from .methods import arguments_of
 

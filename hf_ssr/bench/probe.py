@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..comparing import prompt_ids
-from ..terminal import moving
+from ..running.comparing import prompt_ids
+from ..running.terminal import moving
 from .arguments import LEAST_STEPS, WIDTHS
 from .command import WIDTH, model_of
 from .exactness import Comparison, Reader, Report, Steps, plain_steps

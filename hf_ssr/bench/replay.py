@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..families import decode, encode
-from ..loading import tokenizer_of
 from ..markers import ThinkingMarkers, resolve_markers
+from ..running.comparing import prompt_ids
+from ..running.loading import tokenizer_of
+from ..running.reasoner import reasoner_folder
 from ..think_state import ThinkingState
-from .reasoner import reasoner_folder
 from .rewriting import POLICIES, Counts, Recording, rewrite
 
 UNLIMITED = 1000  # columns

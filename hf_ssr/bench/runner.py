@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..comparing import Run, agreeing, difference_between, timed_generate
 from ..config import SSRConfig
-from ..terminal import handling, moving
+from ..running.comparing import Run, agreeing, difference_between, timed_generate
+from ..running.terminal import handling, moving
 from ..thinking import split_thinking
 from .methods import ORACLE, arguments_of
 from .records import RUNS, SAMPLES, Record, append_lines, parts_of, read_lines, read_records, write_lines

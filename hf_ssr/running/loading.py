@@ -158,7 +158,7 @@ def settle_markers(config, tokenizer) -> None:
     Raises:
         `ValueError`: if a setting needs them.
     """
-    from .markers import resolve_markers
+    from ..markers import resolve_markers
 
     if resolve_markers(config, tokenizer) is not None:
         return
@@ -170,7 +170,7 @@ def settle_markers(config, tokenizer) -> None:
 
 
 def _source(arguments: argparse.Namespace) -> str:
-    from .bench.reasoner import reasoner_folder
+    from .reasoner import reasoner_folder
 
     return arguments.source or str(reasoner_folder())
 
