@@ -8,6 +8,7 @@ import copy
 import functools
 import inspect
 import sys
+from types import FrameType
 from typing import Any
 
 from transformers import GenerationConfig, StoppingCriteriaList
@@ -17,6 +18,7 @@ from .config import GENERATION_MODE, SETTINGS, SSRConfig, overruled
 from .decoding import ssr_decoding
 from .drafter_suffix import SuffixDrafter
 from .output import Stream
+from .preparing import predictions_of
 from .validating import refuse_lookalikes
 
 _DECODING_METHOD = f"_{GENERATION_MODE}_decoding"
@@ -24,7 +26,7 @@ GENERATION_MODES_MAPPING[GENERATION_MODE] = _DECODING_METHOD
 setattr(GenerationMixin, _DECODING_METHOD, ssr_decoding)
 
 
-def generate(*args, **kwargs):
+def generate(*args: Any, **kwargs: Any) -> Any:
     """
     SSR as a `custom_generate` function: `model.generate(..., custom_generate=hf_ssr.generate)`, or loaded by
     transformers from a Hub repository or a folder.
@@ -79,7 +81,7 @@ def _local_of_generate(name: str) -> Any:
     while method is not None:
         codes.append(method.__code__)
         method = getattr(method, "__wrapped__", None)
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not codes[-1]:
         frame = frame.f_back
     while frame is not None and frame.f_code in codes:
@@ -118,7 +120,7 @@ def _signature() -> inspect.Signature:
     return inspect.Signature([own["args"], *named, own["kwargs"]])
 
 
-generate.__signature__ = _signature()
+generate.__signature__ = _signature()  # type: ignore[attr-defined]  # `inspect` and transformers look for it
 
 
 class SSRGenerationMixin:
@@ -129,8 +131,10 @@ class SSRGenerationMixin:
     assisted decoding our drafter.
     """
 
+    generation_config: GenerationConfig  # of the model class beside it, as is what `super` finds
+
     def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
-        config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         if generation_config is not None or not getattr(self.generation_config, "is_ssr_config", False):
             return config, model_kwargs
         for name in overruled(kwargs):
@@ -139,10 +143,11 @@ class SSRGenerationMixin:
 
     def _get_candidate_generator(self, generation_config: GenerationConfig, input_ids, *args, **kwargs):
         if not getattr(generation_config, "is_ssr_config", False):
-            return super()._get_candidate_generator(generation_config, input_ids, *args, **kwargs)
+            found = super()._get_candidate_generator(generation_config, input_ids, *args, **kwargs)  # type: ignore[misc]
+            return found
         config = SSRConfig.from_config(generation_config)
         drafter = SuffixDrafter.from_config(config)
         drafter.add("prompt", input_ids[0].tolist())
         drafter.length = input_ids.shape[1]
-        drafter.add_draft(list(config.prediction_ids or []))
+        drafter.add_draft(predictions_of(config, len(input_ids))[0])
         return drafter

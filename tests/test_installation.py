@@ -1,5 +1,6 @@
 """What has to be installed: for the Hub's ways in torch and transformers alone; an old transformers is called that."""
 
+import configparser
 import hashlib
 import os
 import re
@@ -93,6 +94,15 @@ def test_torch_and_transformers_will_do(fresh_python, where, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("custom_generate: ") == result.stdout.count("from_pretrained: ") == 2
+
+
+def test_every_package_is_installed():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "hf_ssr").rglob("__init__.py")}
+    mapped = {line.split(" = ")[0] for line in settings["options"]["package_dir"].split("\n") if line}
+    assert set(settings["options"]["packages"].split()) == found | mapped
+    assert settings["options.package_data"]["hf_ssr"] == "py.typed" and (ROOT / "hf_ssr" / "py.typed").exists()
 
 
 def test_the_oldest_transformers_is_the_same_everywhere():

@@ -53,7 +53,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
     markers = {name: getattr(arguments, name) for name in ("thinking_start", "thinking_end", "forced_close")}
     if markers["thinking_start"] == "":
         markers["thinking_start"] = []
-    ssr = resolved_settings(SSRConfig(**markers), tokenizer)
+    ssr: dict[str, Any] = resolved_settings(SSRConfig(**markers), tokenizer)
     if arguments.thinking_budget is not None:
         ssr["thinking_budget"] = SSRConfig(thinking_budget=arguments.thinking_budget).thinking_budget
     common = _sampling(arguments, model) | {"max_new_tokens": arguments.max_new_tokens}

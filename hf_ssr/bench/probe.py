@@ -27,7 +27,7 @@ LAW = (
 
 def probe(
     model,
-    ids: torch.LongTensor,
+    ids: torch.Tensor,
     steps: int = LEAST_STEPS,
     widths: Sequence[int] = WIDTHS,
     progress: Callable = lambda runs: runs,
@@ -77,7 +77,7 @@ def _end_of(model, tokens: list[int]) -> int | None:
     return next((place + 1 for place, token in enumerate(tokens) if token in ids), None)
 
 
-def _compare(model, ids: torch.LongTensor, reference: Steps, run: Comparison) -> None:
+def _compare(model, ids: torch.Tensor, reference: Steps, run: Comparison) -> None:
     reader = Reader(model, ids, run.rows)
     # as in plain generate and in SSR: experts may have another kernel for steps than for blocks
     with model._optimize_model_for_decode() if run.width == 1 else nullcontext():

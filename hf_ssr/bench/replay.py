@@ -113,9 +113,10 @@ def _checked(line: str, where: str) -> dict:
 def _recording(entry: dict, task: str, name: str, tokenizer, markers: ThinkingMarkers | None) -> Recording:
     prompt = prompt_ids(tokenizer, entry["prompt"])[0].tolist()
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    thought, answer, tail = entry["thought"], entry["answer"], ()
+    thought, answer = entry["thought"], entry["answer"]
+    tail: tuple[int, ...] = ()
     phase = "closed" if markers is None else markers.phase_of_prompt(prompt)
-    if phase == "closed" or (phase == "unstarted" and not thought):
+    if markers is None or phase == "closed" or (phase == "unstarted" and not thought):
         before, after = encode(tokenizer, thought), encode(tokenizer, answer)
         opens, closes = (0, len(before)) if before else (None, None)
         new = before + after + end

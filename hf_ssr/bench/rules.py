@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     model, tokenizer = load_reasoner()
-    counts = {}
+    counts: dict[tuple[float, str, str], tuple[int, int, int, int]] = {}
     runs = [
         (temperature, rule, task, seed)
         for temperature in arguments.temperatures

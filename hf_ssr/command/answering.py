@@ -55,7 +55,8 @@ def _report(arguments, model, tokenizer, ids, config: SSRConfig, run: Run, plain
         if arguments.stats:
             print(run.metrics, file=sys.stderr)
         return
-    thought, answer = [], run.tokens
+    thought: list[int] = []
+    answer = run.tokens
     if resolve_markers(config, tokenizer) is not None:
         thought, answer = split_thinking(ids[0].tolist() + run.tokens, config, ids.shape[1], tokenizer)
     report: dict[str, Any] = {

@@ -42,7 +42,7 @@ class _Written(BaseStreamer):
         self._streamer, self._is_prompt = streamer, True
         self.tokens: list[int] = []
 
-    def put(self, value: torch.LongTensor) -> None:
+    def put(self, value: torch.Tensor) -> None:
         if not self._is_prompt:
             self.tokens += value.flatten().tolist()
         self._is_prompt = False
@@ -170,7 +170,8 @@ class Conversation:
 
     def _texts(self, sequence: list[int], prompt_length: int) -> tuple[str, str]:
         """Thought and answer as text."""
-        thought, answer = [], sequence[prompt_length:]
+        thought: list[int] = []
+        answer = sequence[prompt_length:]
         if resolve_markers(self.config, self.tokenizer) is not None:
             thought, answer = split_thinking(sequence, self.config, prompt_length, self.tokenizer)
         return tuple(self.tokenizer.decode(part, skip_special_tokens=True).strip() for part in (thought, answer))

@@ -14,7 +14,7 @@ class _Halt(StoppingCriteria):
 
     is_set = False
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
         return torch.full((input_ids.shape[0],), self.is_set, dtype=torch.bool, device=input_ids.device)
 
 

@@ -32,7 +32,10 @@ class ThoughtAndAnswer(BaseStreamer):
 
     def __init__(self, tokenizer, config: SSRConfig, prompt: list[int]):
         self._tokenizer = tokenizer
-        self._state = ThinkingState(resolve_markers(config, tokenizer), prompt)
+        markers = resolve_markers(config, tokenizer)
+        self._state = ThinkingState(markers, prompt)
+        self._start = None if markers is None else markers.start
+        self._later_start = None if markers is None else markers.later_start
         self._thought = self._stream_of_thought()
         self._answer = _TextTo(tokenizer, sys.stdout, skip_special_tokens=True)
         self._held: list[int] = []  # may turn out to be a marker, or to lead to the answer
@@ -44,7 +47,7 @@ class ThoughtAndAnswer(BaseStreamer):
         """Whether a thought is open."""
         return self._state.open
 
-    def put(self, value: torch.LongTensor) -> None:
+    def put(self, value: torch.Tensor) -> None:
         if self._is_prompt:
             self._is_prompt = False
             return
@@ -69,13 +72,13 @@ class ThoughtAndAnswer(BaseStreamer):
             self._open_thought(phase)
         elif phase == "closed":
             self._show_answer()
-        elif len(self._held) > state.markers.start.window:  # else the start marker may yet be completed
+        elif self._start is None or len(self._held) > self._start.window:  # else the start marker may yet be completed
             self._flush()
 
     def _open_thought(self, phase: str) -> None:
         """What is held ends with a start marker. What is before the first thought is no answer."""
-        marker = self._state.markers.later_start
-        length = 0 if phase == "unstarted" else marker.begin_in(self._held)
+        marker = None if phase == "unstarted" else self._later_start
+        length = 0 if marker is None else marker.begin_in(self._held)
         if self._may_lead(self._held[:length]):
             length = 0
         del self._held[length:]
@@ -84,11 +87,10 @@ class ThoughtAndAnswer(BaseStreamer):
 
     def _show_answer(self) -> None:
         """As far as what is held is no marker, does not begin one, and does not lead from a close to the answer."""
-        tail, marker = list(self._state.tail), self._state.markers.later_start if self._state.markers else None
-        if self._is_behind_close and self._held == tail:
+        if self._is_behind_close and self._held == list(self._state.tail):
             self._held.clear()
             self._is_behind_close = False
-        begun = 0 if marker is None else marker.begun_by(self._held)
+        begun = 0 if self._later_start is None else self._later_start.begun_by(self._held)
         if not self._may_lead(self._held) and not (begun and self._may_lead(self._held[:-begun])):
             self._flush(begun)
 

@@ -54,7 +54,7 @@ class TurnCache:
         for place, (layer, earlier) in enumerate(zip(cache.layers, copies, strict=True)):
             if earlier is not None:
                 cache.layers[place] = copy.deepcopy(earlier)
-            elif shared < len(held) and type(layer) is not DummyLayer:
+            elif shared < len(held) and isinstance(layer, DynamicLayer):
                 layer.crop(shared - len(held))
         return cache, shared
 

@@ -31,14 +31,14 @@ class Run:
     peak_memory: int | None = None
 
 
-def prompt_ids(tokenizer, prompt: str, prefill: str = "") -> torch.LongTensor:
+def prompt_ids(tokenizer, prompt: str, prefill: str = "") -> torch.Tensor:
     """A user's message in the chat template, if there is one, and how the model's turn begins; `(1, prompt_length)`."""
     if tokenizer.chat_template is None:
         return tokenizer(prompt + prefill, return_tensors="pt").input_ids
     return chat_ids(tokenizer, [{"role": "user", "content": prompt}], prefill, enable_thinking=True)
 
 
-def chat_ids(tokenizer, messages, prefill: str, add_generation_prompt: bool = True, **settings) -> torch.LongTensor:
+def chat_ids(tokenizer, messages, prefill: str, add_generation_prompt: bool = True, **settings) -> torch.Tensor:
     """Messages in the chat template, which is told `settings`, and how the model's turn begins; `(1, length)`."""
     text = tokenizer.apply_chat_template(
         messages, add_generation_prompt=add_generation_prompt, tokenize=False, **settings
@@ -48,7 +48,8 @@ def chat_ids(tokenizer, messages, prefill: str, add_generation_prompt: bool = Tr
 
 def timed_generate(model, ids, seed: int, **kwargs) -> Run:
     """`model.generate` from a seed, its forwards counted and timed from outside. Streaming counts as time."""
-    begins, shapes = [], []
+    begins: list[float] = []
+    shapes: list[tuple[int, int, float]] = []
 
     def now() -> float:
         if ids.device.type != "cpu":

@@ -84,7 +84,7 @@ def reaches(endpoint: str) -> bool:
 
     hub, proxies = urlsplit(endpoint), getproxies()
     proxy = urlsplit(proxies.get(hub.scheme) or proxies.get("all") or "")
-    address = hub if not proxy.hostname or proxy_bypass(hub.hostname) else proxy
+    address = hub if not proxy.hostname or proxy_bypass(hub.hostname or "") else proxy
     try:
         port = address.port or (80 if address.scheme == "http" else 443)
         socket.create_connection((address.hostname, port), timeout=HUB_SECONDS).close()

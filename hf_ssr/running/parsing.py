@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MOST = 2**31 - 1  # of integers that count something
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -35,8 +35,8 @@ class HelpAsWritten(Help):
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
-    def __init__(self, *args, formatter_class=Help, **kwargs):
-        super().__init__(*args, formatter_class=formatter_class, **kwargs)
+    def __init__(self, **kwargs: Any):
+        super().__init__(**{"formatter_class": Help, **kwargs})
 
     def error(self, message: str) -> NoReturn:
         """Ends the command."""
