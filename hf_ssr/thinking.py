@@ -127,16 +127,16 @@ def split_thinking(ids, config, prompt_length: int = 0, tokenizer=None) -> Split
     for token in tokens[prompt_length:]:
         state.push(token)
     new = ids[prompt_length:]
-    return SplitThinking(*(_joined(new, places) for places in _places(state)))
+    return SplitThinking(*(_joined(new, slices) for slices in _slices(state)))
 
 
-def _joined(ids, places: list[slice]):
+def _joined(ids, slices: list[slice]):
     if isinstance(ids, torch.Tensor):
-        return torch.cat([ids[:0], *(ids[place] for place in places)])
-    return [token for place in places for token in ids[place]]
+        return torch.cat([ids[:0], *(ids[each] for each in slices)])
+    return [token for each in slices for token in ids[each]]
 
 
-def _places(state: ThinkingState) -> tuple[list[slice], list[slice]]:
+def _slices(state: ThinkingState) -> tuple[list[slice], list[slice]]:
     """Where the thoughts stand among the new tokens, and what is between and behind them."""
     tokens, markers, thoughts = state.tokens, state.markers, state.thoughts
     assert markers is not None
@@ -146,19 +146,19 @@ def _places(state: ThinkingState) -> tuple[list[slice], list[slice]]:
         if begin is not None and thought.opens:
             assert markers.later_start is not None  # which has opened it
             end = begin + markers.later_start.begin_in(tokens[begin : thought.opens])
-            is_lead = begin > 0 and tuple(tokens[begin:end]) == state.tail[: end - begin]
-            others.append(slice(end if is_lead else _behind_lead(state, begin), end))
+            is_tail = begin > 0 and tuple(tokens[begin:end]) == state.tail[: end - begin]
+            others.append(slice(end if is_tail else _behind_tail(state, begin), end))
         length = len(tokens) - thought.opens
         if thought.closes is not None:
             length = markers.end.begin_in(tokens[thought.opens : thought.closes])
         thinking.append(slice(thought.opens, thought.opens + length))
         begin = thought.closes
     if begin is not None:
-        others.append(slice(_behind_lead(state, begin), len(tokens)))
+        others.append(slice(_behind_tail(state, begin), len(tokens)))
     return thinking, others
 
 
-def _behind_lead(state: ThinkingState, begin: int) -> int:
+def _behind_tail(state: ThinkingState, begin: int) -> int:
     """Where the answer begins that a close at `begin` leads to; there is none at the beginning."""
     end = begin + len(state.tail)
     return end if begin and tuple(state.tokens[begin:end]) == state.tail else begin

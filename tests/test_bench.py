@@ -12,10 +12,10 @@ import torch
 from tiny_models import VOCAB_SIZE, build
 
 from hf_ssr import SSRConfig
-from hf_ssr.bench import command, records, runner, suite
+from hf_ssr.bench import command, results, runner, suite
 from hf_ssr.bench.int8 import Int8Linear, parameters_of, to_int8
 from hf_ssr.bench.methods import METHODS, SSR_SETTINGS, arguments_of
-from hf_ssr.bench.records import REQUIRED, Record, read_bench, read_records
+from hf_ssr.bench.results import REQUIRED, Result, read_bench, read_results
 from hf_ssr.bench.runner import Bench, Prompt, loops, overlap
 from hf_ssr.bench.suite import MOST_GENERATED, texts_of
 from hf_ssr.bench.summary import pooled, stages_of, summarize
@@ -189,7 +189,7 @@ def test_each_run_is_written_when_it_is_done(tmp_path, monkeypatch):
     timed, seen = runner.timed_generate, []
 
     def looking(*args, **kwargs):
-        seen.append(len(read_records(tmp_path / "runs.jsonl")))
+        seen.append(len(read_results(tmp_path / "runs.jsonl")))
         return timed(*args, **kwargs)
 
     monkeypatch.setattr(runner, "timed_generate", looking)
@@ -225,23 +225,23 @@ def test_a_full_disk(tmp_path, capsys, monkeypatch):
 def test_a_disk_without_any_room(tmp_path):
     """What is written as a whole leaves the old file as it is."""
     with pytest.raises(OSError, match=r"/dev/full cannot be written: No space left on device\. What it held is kept"):
-        records.append_lines(Path("/dev/full"), [{"a": 1}])
+        results.append_lines(Path("/dev/full"), [{"a": 1}])
     file = tmp_path / "runs.jsonl"
     file.write_text("old\n")
     (tmp_path / "runs.jsonl.new").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"runs\.jsonl cannot be written: No space left on device\. It is as it was"):
-        records.write_lines(file, [{"a": 1}])
+        results.write_lines(file, [{"a": 1}])
     assert file.read_text() == "old\n" and [path.name for path in tmp_path.iterdir()] == ["runs.jsonl"]
 
 
 def test_parts_of_processes_that_were_stopped_are_read(tmp_path):
     (tmp_path / "bench.json").write_text(json.dumps(dict.fromkeys(REQUIRED, 1)))
-    records.write_lines(tmp_path / "runs.jsonl", [])
+    results.write_lines(tmp_path / "runs.jsonl", [])
     for rank in range(2):
-        records.append_lines(tmp_path / f"{rank}-runs.jsonl", [Record("t", str(rank), "plain", 0)])
+        results.append_lines(tmp_path / f"{rank}-runs.jsonl", [Result("t", str(rank), "plain", 0)])
     with open(tmp_path / "1-runs.jsonl", "a") as file:
         file.write('{"task": "t", "pro')
-    assert [record.prompt for record in read_bench(tmp_path)[1]] == ["0", "1"]
+    assert [result.prompt for result in read_bench(tmp_path)[1]] == ["0", "1"]
 
 
 def test_no_limit_takes_longer_than_the_prompts_there_are(tmp_path, capsys, monkeypatch):
@@ -323,7 +323,7 @@ def test_each_process_has_its_share(tmp_path):
     settings = {"max_new_tokens": 3, "do_sample": False}, resolved_settings(SSRConfig(), tokenizer)
     for rank in range(2):
         Bench(model, tokenizer, ["plain"], 1, *settings, rank, 2).run(prompts, tmp_path)
-    shares = [[record.prompt for record in read_records(tmp_path / f"{rank}-runs.jsonl")] for rank in range(2)]
+    shares = [[result.prompt for result in read_results(tmp_path / f"{rank}-runs.jsonl")] for rank in range(2)]
     assert shares == [["0", "2", "4"], ["1", "3"]]
 
 
@@ -354,15 +354,15 @@ def test_loops_and_overlaps():
 
 def test_pooled_metrics_are_sums(tmp_path):
     assert bench(tmp_path / "out", "--max-new-tokens", "200") == 0
-    _, records = read_bench(tmp_path / "out")
-    found = [record.metrics for record in records if record.metrics is not None]
+    _, results = read_bench(tmp_path / "out")
+    found = [result.metrics for result in results if result.metrics is not None]
     total = pooled(found)
     for name in ("new_tokens", "drafted_tokens", "accepted_tokens", "answer_tokens", "target_forwards"):
         assert getattr(total, name) == sum(each[name] for each in found) > 0
     assert len(total.stages) == sum(len(each["stages"]) for each in found) > 0
     assert total.accepted_by_position[0][0] == total.rounds
     assert sum(kept for _, kept in total.accepted_by_position) == total.accepted_tokens
-    row = summarize(records)["path"]["ssr"]
+    row = summarize(results)["path"]["ssr"]
     assert row["ssr"]["acceptance_rate"] == total.acceptance_rate
     assert sum(stage["accepted_tokens"] for stage in row["ssr"]["stages"]) <= total.accepted_tokens
     low, high = row["seconds_ratio_interval"]
@@ -370,18 +370,18 @@ def test_pooled_metrics_are_sums(tmp_path):
 
 
 def test_ratios_are_those_of_totals():
-    records = [
-        Record("t", "a", "plain", 0, tokens=10, forwards=10, cost=10, seconds=1.0),
-        Record("t", "a", "ssr", 0, tokens=10, forwards=5, cost=8, seconds=0.5),
-        Record("t", "b", "plain", 0, tokens=90, forwards=90, cost=90, seconds=9.0),
-        Record("t", "b", "ssr", 0, tokens=90, forwards=45, cost=72, seconds=10.0, same_tokens=False),
-        Record("t", "c", "ssr", 0, error="out of memory"),
-        Record("t", "d", "plain", 0, tokens=10, forwards=10, cost=10, seconds=1.0, loops=True),
-        Record("t", "d", "ssr", 0, tokens=10, forwards=1, cost=1, seconds=0.1),
+    results = [
+        Result("t", "a", "plain", 0, tokens=10, forwards=10, cost=10, seconds=1.0),
+        Result("t", "a", "ssr", 0, tokens=10, forwards=5, cost=8, seconds=0.5),
+        Result("t", "b", "plain", 0, tokens=90, forwards=90, cost=90, seconds=9.0),
+        Result("t", "b", "ssr", 0, tokens=90, forwards=45, cost=72, seconds=10.0, same_tokens=False),
+        Result("t", "c", "ssr", 0, error="out of memory"),
+        Result("t", "d", "plain", 0, tokens=10, forwards=10, cost=10, seconds=1.0, loops=True),
+        Result("t", "d", "ssr", 0, tokens=10, forwards=1, cost=1, seconds=0.1),
     ]
-    for record, fed in zip(records, (10, 40, 90, 160, 0, 10, 10), strict=True):
-        record.fed_tokens = fed
-    row = summarize(records)["t"]["ssr"]
+    for result, fed in zip(results, (10, 40, 90, 160, 0, 10, 10), strict=True):
+        result.fed_tokens = fed
+    row = summarize(results)["t"]["ssr"]
     assert (row["runs"], row["tokens"], row["same_tokens"]) == (2, 100, 0.5)
     assert row["forwards_ratio"] == 2 and row["cost_ratio"] == 100 / 80
     assert math.isclose(row["seconds_ratio"], 10 / 10.5) and row["worst_seconds_ratio"] == 0.9
@@ -390,11 +390,11 @@ def test_ratios_are_those_of_totals():
 
 def test_intervals_are_as_wide_as_chance_has_it():
     """Of the mean of 100 ratios, half of them 1 and half 3: two standard errors of 0.1."""
-    records = []
+    results = []
     for prompt in range(100):
-        records.append(Record("t", str(prompt), "plain", 0, tokens=1, seconds=1.0 + 2 * (prompt % 2)))
-        records.append(Record("t", str(prompt), "ssr", 0, tokens=1, seconds=1.0))
-    row = summarize(records)["t"]["ssr"]
+        results.append(Result("t", str(prompt), "plain", 0, tokens=1, seconds=1.0 + 2 * (prompt % 2)))
+        results.append(Result("t", str(prompt), "ssr", 0, tokens=1, seconds=1.0))
+    row = summarize(results)["t"]["ssr"]
     for name in ("seconds_ratio_interval", "mean_seconds_ratio_interval"):  # every prompt takes as long
         assert row[name] == pytest.approx([1.804, 2.196], abs=0.035)
 

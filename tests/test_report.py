@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hf_ssr.bench.records import Record, read_bench
 from hf_ssr.bench.report import build, trace_of
+from hf_ssr.bench.results import Result, read_bench
 from hf_ssr.bench.sources import SOURCES, sources_of
 from hf_ssr.bench.whatif import Curve, what_if
 from hf_ssr.command.cli import main
@@ -129,12 +129,12 @@ def test_own_step_costs_give_what_was_measured():
     runs = []
     for prompt, method in itertools.product(range(8), ("plain", "suffix_only", "ssr")):
         shapes = {"1x1": 300} if method == "plain" else {"1x1": 90, "1x5": 20, "1x17": 10 if method == "ssr" else 3}
-        record = Record("t", str(prompt), method, 0, tokens=300, thinking_tokens=100, seconds=0.05)
+        result = Result("t", str(prompt), method, 0, tokens=300, thinking_tokens=100, seconds=0.05)
         for shape, count in shapes.items():
             size = int(shape.split("x")[1])
             seconds = count * (0.01 + 0.0008 * size) * rng.uniform(0.9, 1.1) * (1 + 0.1 * prompt)
-            record.shapes[shape], record.seconds = [count, seconds], record.seconds + seconds
-        runs.append(record)
+            result.shapes[shape], result.seconds = [count, seconds], result.seconds + seconds
+        runs.append(result)
     rows = what_if(runs)["t"]
     for method in ("plain", "suffix_only", "ssr"):
         assert rows[method]["seconds"] == pytest.approx(rows[method]["measured"], rel=0.1)
@@ -145,8 +145,8 @@ def test_own_step_costs_give_what_was_measured():
 def test_whatif_of_a_bench(folder, capsys):
     """Without other costs, all methods of a task together take what they took."""
     assert main(["whatif", str(folder), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    for rows in result.values():
+    latencies = json.loads(capsys.readouterr().out)
+    for rows in latencies.values():
         methods = [row for row in rows.values() if "measured" in row]
         assert len(methods) == 4
         there, here = (sum(row[name] for row in methods) for name in ("measured", "seconds"))
@@ -157,17 +157,17 @@ def test_whatif_of_a_bench(folder, capsys):
 
 def test_what_if_counts_what_it_should(folder):
     """Where every forward takes a second, the seconds are the forwards."""
-    _, records = read_bench(folder)
-    result = what_if(records, lambda rows, tokens: 1.0)
-    for task, rows in result.items():
+    _, results = read_bench(folder)
+    latencies = what_if(results, lambda rows, tokens: 1.0)
+    for task, rows in latencies.items():
         for method in ("plain", "ssr", "prompt_lookup"):
-            forwards = sum(r.forwards - 1 for r in records if (r.task, r.method) == (task, method))
+            forwards = sum(r.forwards - 1 for r in results if (r.task, r.method) == (task, method))
             assert rows[method]["seconds"] == pytest.approx(forwards)
-        thought = sum(r.thinking_tokens - 1 for r in records if (r.task, r.method) == (task, "plain"))
+        thought = sum(r.thinking_tokens - 1 for r in results if (r.task, r.method) == (task, "plain"))
         assert rows["limit: a free answer"]["seconds"] == thought
-    doubled = what_if(records, lambda rows, tokens: float(rows * tokens))
+    doubled = what_if(results, lambda rows, tokens: float(rows * tokens))
     for task, rows in doubled.items():
-        work = sum(r.fed_tokens for r in records if (r.task, r.method) == (task, "ssr"))
+        work = sum(r.fed_tokens for r in results if (r.task, r.method) == (task, "ssr"))
         assert rows["ssr"]["seconds"] == work
 
 

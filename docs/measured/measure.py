@@ -28,7 +28,7 @@ import transformers
 from tables import SLOW, by_method, one_prompt, overhead, part_by_part, random_text, rules, table, with_worst
 
 from hf_ssr.bench.command import _cpu_name
-from hf_ssr.bench.records import Record, read_bench
+from hf_ssr.bench.results import Result, read_bench
 from hf_ssr.bench.summary import summarize
 from hf_ssr.bench.whatif import Curve, latency, what_if
 from hf_ssr.version import commit
@@ -163,33 +163,33 @@ def keep(name: str, settings: dict[str, Any], figures: dict[str, Any]) -> None:
         (folder / file).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def keep_bench(name: str, results: Path) -> None:
+def keep_bench(name: str, folder: Path) -> None:
     """The sums of a bench; of the reasoner's, the report too."""
-    settings, records = read_bench(results)
+    settings, results = read_bench(folder)
     settings["model"] = Path(settings["model"]).name  # no path of this machine
-    records = [record for record in records if record.error is None]
+    results = [result for result in results if result.error is None]
     rows = {
         task: {method: {key: row[key] for key in KEPT} for method, row in found.items()}
-        for task, found in summarize(records).items()
+        for task, found in summarize(results).items()
     }
-    curve = Curve.measured(records)
+    curve = Curve.measured(results)
     block = {"block_cost": curve(1, 16) / curve(1, 1)}
-    more = worst_of(records) if MEASUREMENTS[name].says is with_worst else {}
+    more = worst_of(results) if MEASUREMENTS[name].says is with_worst else {}
     keep(name, settings, {"tasks": rows, **block, **more})
     if more:
-        subprocess.run([sys.executable, "-W", "ignore", "-m", "hf_ssr", "report", results], check=True)
-        shutil.copy(results / "report.md", FOLDER / name / "README.md")
-        shutil.copytree(results / "plots", FOLDER / name / "plots", dirs_exist_ok=True)
+        subprocess.run([sys.executable, "-W", "ignore", "-m", "hf_ssr", "report", folder], check=True)
+        shutil.copy(folder / "report.md", FOLDER / name / "README.md")
+        shutil.copytree(folder / "plots", FOLDER / name / "plots", dirs_exist_ok=True)
 
 
-def worst_of(records: list[Record]) -> dict[str, Any]:
+def worst_of(results: list[Result]) -> dict[str, Any]:
     """What a run and a prompt cost beside plain's, at most, and what else `with_worst` says."""
-    records = [record for record in records if not record.loops]
-    curve = Curve.measured(records)
-    plain = {record.key: record for record in records if record.method == "plain"}
+    results = [result for result in results if not result.loops]
+    curve = Curve.measured(results)
+    plain = {result.key: result for result in results if result.method == "plain"}
     worst = {}
     for method in ("prompt_lookup", "ssr"):
-        runs = [(r, plain[r.key]) for r in records if r.method == method and r.key in plain]
+        runs = [(r, plain[r.key]) for r in results if r.method == method and r.key in plain]
         costs = [latency(run, curve) / latency(other, curve) for run, other in runs]
         prompts: dict[tuple[str, str], list[float]] = {}
         for run, other in runs:
@@ -204,31 +204,31 @@ def worst_of(records: list[Record]) -> dict[str, Any]:
             "slower": sum(time > SLOW for time in times),
             "slowest": max(times),
         }
-    default: dict[str, list[Record]] = {}
-    for record in records:
-        if record.method == "ssr":
-            default.setdefault(record.task, []).append(record)
+    default: dict[str, list[Result]] = {}
+    for result in results:
+        if result.method == "ssr":
+            default.setdefault(result.task, []).append(result)
     outside = [
         sum(run.metrics["total_seconds"] - run.metrics["forward_seconds"] for run in runs) / sum(r.tokens for r in runs)
         for runs in default.values()
     ]
-    checked = [row for found in what_if(records).values() for row in found.values() if "measured" in row]
+    checked = [row for found in what_if(results).values() for row in found.values() if "measured" in row]
     return {
         "worst": worst,
         "outside_ms": [1000 * min(outside), 1000 * max(outside)],
         "whatif_off_by": max(abs(row["seconds"] / row["measured"] - 1) for row in checked),
-        "free_answer": free_answer(records, plain),
+        "free_answer": free_answer(results, plain),
     }
 
 
-def free_answer(records: list[Record], plain: dict[tuple, Record]) -> dict[str, Any]:
+def free_answer(results: list[Result], plain: dict[tuple, Result]) -> dict[str, Any]:
     """Where the thought is at least as long as the answer: plain's forwards / its thought's, and / those of "off"."""
-    long = {key: record for key, record in plain.items() if 2 * record.thinking_tokens >= record.tokens}
+    long = {key: result for key, result in plain.items() if 2 * result.thinking_tokens >= result.tokens}
     tasks = {}
-    for task in dict.fromkeys(record.task for record in long.values()):
-        whole = sum(record.forwards for record in long.values() if record.task == task)
-        answers = sum(record.tokens - record.thinking_tokens for record in long.values() if record.task == task)
-        off = sum(r.forwards for r in records if r.method == "ssr_off" and r.task == task and r.key in long)
+    for task in dict.fromkeys(result.task for result in long.values()):
+        whole = sum(result.forwards for result in long.values() if result.task == task)
+        answers = sum(result.tokens - result.thinking_tokens for result in long.values() if result.task == task)
+        off = sum(r.forwards for r in results if r.method == "ssr_off" and r.task == task and r.key in long)
         tasks[task] = {"limit": whole / (whole - answers), "ssr_off": whole / off}
     return {"prompts": len({key[:2] for key in long}), "tasks": tasks}
 

@@ -20,13 +20,13 @@ from ..running.comparing import prompt_ids
 from ..running.loading import load_model, load_tokenizer
 from ..version import __version__, commit
 from .int8 import parameters_of, to_int8
-from .records import (
+from .results import (
     RUNS,
     SAMPLES,
     SETTINGS,
     check_settings,
     parts_of,
-    read_records,
+    read_results,
     samples_of,
     whole_groups,
     write_lines,
@@ -75,14 +75,14 @@ def bench_command(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, model, common: dict[str, Any]) -> None:
-    records = read_records(arguments.out / RUNS)
-    summary = summarize(records)
+    results = read_results(arguments.out / RUNS)
+    summary = summarize(results)
     write_text(arguments.out / "summary.json", json.dumps(summary, indent=2) + "\n")
     console = Console(highlight=False, stderr=arguments.json, soft_wrap=True)
     console.width = max(console.width, WIDTH)
     console.print(table_of(summary))
     console.print(
-        f"{len(records)} runs in {arguments.out / RUNS}; forwards and seconds are sums over prompts and repeats. 'x': "
+        f"{len(results)} runs in {arguments.out / RUNS}; forwards and seconds are sums over prompts and repeats. 'x': "
         "totals of plain / totals here,\nbut work (tokens read): here / plain. '95 %': of seconds x, by resampling "
         "prompts. worst: of one prompt, in seconds.\n"
         f"{model.config.model_type}, {str(model.dtype).removeprefix('torch.')}{' int8' * arguments.int8}, "
@@ -168,14 +168,14 @@ def _cpu_name() -> str:
 
 def _prepare(arguments: argparse.Namespace, settings: dict[str, Any], methods: list[str]) -> None:
     """The folder, empty, or with the prompts that are done; a prompt that is not is run again by every method."""
-    out, records, samples = arguments.out, [], []
+    out, results, samples = arguments.out, [], []
     if arguments.resume:
         check_settings(out, settings)
-        records = whole_groups([record for path in parts_of(out, RUNS) for record in read_records(path)], methods)
-        done = {(record.task, record.prompt) for record in records}
+        results = whole_groups([result for path in parts_of(out, RUNS) for result in read_results(path)], methods)
+        done = {(result.task, result.prompt) for result in results}
         samples = [entry for entry in samples_of(out) if (entry["task"], entry["prompt"]) in done]
     out.mkdir(parents=True, exist_ok=True)
-    write_lines(out / RUNS, records)
+    write_lines(out / RUNS, results)
     write_lines(out / SAMPLES, samples)
     if not arguments.resume:
         write_text(out / SETTINGS, json.dumps(settings, indent=2) + "\n")

@@ -165,10 +165,10 @@ class Comparison:
         self.max_difference = max(self.max_difference, _difference(found, expected))
         self.relative_difference = self.max_difference / steps.std
         ours, theirs = expected.float().argmax(dim=-1), found.float().argmax(dim=-1)
-        for place in (ours != theirs).nonzero()[:, 0].tolist():
-            token, other = int(ours[place]), int(theirs[place])
-            margin = float(expected[place, token].double() - expected[place, other].double())
-            self.flips.append(Flip(begin + place + 1, token, other, margin, margin / steps.std))
+        for index in (ours != theirs).nonzero()[:, 0].tolist():
+            token, other = int(ours[index]), int(theirs[index])
+            margin = float(expected[index, token].double() - expected[index, other].double())
+            self.flips.append(Flip(begin + index + 1, token, other, margin, margin / steps.std))
 
     def add_cache(self, found: Cache, expected: Cache) -> None:
         """After the last token; what is expected has one row."""

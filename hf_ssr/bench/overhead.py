@@ -152,19 +152,19 @@ def _token_by_token(model, ids: torch.Tensor, configs: tuple[GenerationConfig, G
     turns = [_Turns(*gates), _Turns(*reversed(gates))]
     seconds = [0.0, 0.0]
 
-    def work(place: int) -> None:
+    def work(turn: int) -> None:
         torch.set_num_threads(1)  # of this thread
-        gates[place].acquire()
+        gates[turn].acquire()
         begin = time.thread_time()
         try:
-            settings = {"generation_config": configs[place], "streamer": turns[place]}
+            settings = {"generation_config": configs[turn], "streamer": turns[turn]}
             model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-            seconds[place] = time.thread_time() - begin
+            seconds[turn] = time.thread_time() - begin
         finally:
-            turns[1 - place].waits = False  # it goes on alone
-            gates[1 - place].release()
+            turns[1 - turn].waits = False  # it goes on alone
+            gates[1 - turn].release()
 
-    threads = [Thread(target=work, args=(place,)) for place in range(2)]
+    threads = [Thread(target=work, args=(turn,)) for turn in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
-from .records import Record
+from .results import Result
 from .sources import SOURCES
 
 INK = "#010203"  # stands for the page's own colour
@@ -78,16 +78,16 @@ def _svg(figure, name: str, description: str) -> str:
 
 
 @_styled
-def speedups(records: list[Record], methods: Sequence[str]) -> str:
+def speedups(results: list[Result], methods: Sequence[str]) -> str:
     """Seconds of plain / seconds here, of each prompt, sorted."""
-    tasks = list(dict.fromkeys(record.task for record in records))
+    tasks = list(dict.fromkeys(result.task for result in results))
     figure, axes = _figure(columns=min(3, len(tasks)), rows=math.ceil(len(tasks) / 3))
     for axis, task in zip(axes, tasks, strict=False):
         totals: dict[tuple[str, str], float] = {}
-        for record in records:
-            if record.task == task and record.error is None and not record.loops:
-                key = record.method, record.prompt
-                totals[key] = totals.get(key, 0.0) + record.seconds
+        for result in results:
+            if result.task == task and result.error is None and not result.loops:
+                key = result.method, result.prompt
+                totals[key] = totals.get(key, 0.0) + result.seconds
         for colour, method in zip(COLOURS, methods, strict=False):
             ratios = [
                 totals["plain", prompt] / seconds
@@ -183,13 +183,13 @@ def acceptance(summary: dict[str, dict[str, Any]], method: str) -> str:
 
 
 @_styled
-def overlaps(records: list[Record], method: str) -> str:
+def overlaps(results: list[Result], method: str) -> str:
     """How much of the answer a draft has right, by how much of the thought it was made from."""
     figure, axes = _figure(columns=2)
-    for axis, place, title in zip(axes, (1, 2), ("up to the first difference", "in runs in common"), strict=True):
-        for colour, task in zip(COLOURS, dict.fromkeys(r.task for r in records), strict=False):
-            found = [r for r in records if (r.task, r.method, r.repeat) == (task, method, 0) and r.thinking_tokens]
-            points = [(o[0] / r.thinking_tokens, o[place]) for r in found for o in r.overlaps]
+    for axis, part, title in zip(axes, (1, 2), ("up to the first difference", "in runs in common"), strict=True):
+        for colour, task in zip(COLOURS, dict.fromkeys(r.task for r in results), strict=False):
+            found = [r for r in results if (r.task, r.method, r.repeat) == (task, method, 0) and r.thinking_tokens]
+            points = [(o[0] / r.thinking_tokens, o[part]) for r in found for o in r.overlaps]
             if points:
                 axis.scatter(*zip(*points, strict=True), s=9, alpha=0.55, color=colour, label=task, linewidths=0)
         axis.set_xlim(0, 1.02)

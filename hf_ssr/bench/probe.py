@@ -74,7 +74,7 @@ def probe(
 def _end_of(model, tokens: list[int]) -> int | None:
     eos = getattr(model.generation_config, "eos_token_id", None)
     ids = set() if eos is None else set(eos) if isinstance(eos, (list, tuple)) else {eos}
-    return next((place + 1 for place, token in enumerate(tokens) if token in ids), None)
+    return next((index + 1 for index, token in enumerate(tokens) if token in ids), None)
 
 
 def _compare(model, ids: torch.Tensor, reference: Steps, run: Comparison) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import plots
 from .methods import METHODS, ORACLE, SSR_SETTINGS
-from .records import read_bench, samples_of, write_text
+from .results import read_bench, samples_of, write_text
 from .sources import SOURCES, sources_of
 from .summary import summarize
 
@@ -84,7 +84,7 @@ class Page:
         self.html.append(
             f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>'
         )
-        divider = ["---" if place < 2 else "---:" for place in range(len(head))]
+        divider = ["---" if index < 2 else "---:" for index in range(len(head))]
         self.markdown.append("\n".join("| " + " | ".join(row) + " |" for row in (head, divider, *rows)))
 
     def picture(self, name: str, svg: str) -> None:
@@ -115,9 +115,9 @@ def build(folder: Path) -> Page:
     Raises:
         `ValueError`: if the folder holds none, or matplotlib is missing.
     """
-    settings, records = read_bench(folder)
+    settings, results = read_bench(folder)
     samples = samples_of(folder)
-    summary = summarize(records)
+    summary = summarize(results)
     if not summary or not any(summary.values()):
         raise ValueError(f"{folder}: no prompt was run by plain and another method without an error.")
     page = Page()
@@ -132,9 +132,9 @@ def build(folder: Path) -> Page:
     )
     page.table(["task", "method", *COLUMNS], list(_rows(summary)))
     shown = [name for name in METHODS if name != "plain" and any(name in methods for methods in summary.values())]
-    page.picture("speedups", plots.speedups(records, shown))
+    page.picture("speedups", plots.speedups(results, shown))
     if ssr := next((name for name in ("ssr", *SSR_SETTINGS) if name in shown and name != ORACLE), None):
-        _of_ssr(page, records, summary, ssr)
+        _of_ssr(page, results, summary, ssr)
         _samples(page, samples, ssr)
     return page
 
@@ -162,7 +162,7 @@ def _form(value: Any, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _of_ssr(page: Page, records, summary: dict[str, dict[str, Any]], method: str) -> None:
+def _of_ssr(page: Page, results, summary: dict[str, dict[str, Any]], method: str) -> None:
     page.heading("Where the gain comes from")
     rows = [
         [task, name, *(_form(row["ssr"][key], form) for key, form in SSR_COLUMNS.values())]
@@ -184,7 +184,7 @@ def _of_ssr(page: Page, records, summary: dict[str, dict[str, Any]], method: str
     page.heading("Drafts")
     page.text(f"Of {method}: how often a draft token is kept by its position, and how much of the answer drafts have.")
     page.picture("acceptance", plots.acceptance(summary, method))
-    page.picture("overlaps", plots.overlaps(records, method))
+    page.picture("overlaps", plots.overlaps(results, method))
     page.heading("Is each stage worth it?")
     page.text(
         "used for: tokens of the answer that were taken from this draft; it may be used more than once. cost: what the "

@@ -19,7 +19,7 @@ from ..running.comparing import Run, agreeing, difference_between, timed_generat
 from ..running.terminal import handling, moving
 from ..thinking import split_thinking
 from .methods import ORACLE, arguments_of
-from .records import RUNS, SAMPLES, Record, append_lines, parts_of, read_lines, read_records, write_lines
+from .results import RUNS, SAMPLES, Result, append_lines, parts_of, read_lines, read_results, write_lines
 from .suite import MAY_PUBLISH, Item, score
 
 WARM_UP_TOKENS = 128
@@ -97,7 +97,7 @@ class Bench:
         Raises:
             `OSError`: if a run cannot be written; those before it are kept.
         """
-        done = {record.key for record in read_records(out / RUNS)}
+        done = {result.key for result in read_results(out / RUNS)}
         todo = [(repeat, prompt) for repeat in range(self.repeats) for prompt in prompts]
         todo = [each for each in todo if (each[1].task, each[1].name, each[0]) not in done][self.rank :: self.ranks]
         first = {prompt.task: prompt.name for prompt in reversed(prompts)}
@@ -108,16 +108,16 @@ class Bench:
             try:
                 if todo:
                     self._warm_up(todo[0][1])
-                for place, (repeat, prompt) in enumerate(todo):
+                for number, (repeat, prompt) in enumerate(todo):
                     group = _Group(prompt, repeat, is_sample=repeat == 0 and first[prompt.task] == prompt.name)
-                    for method in self._turn(place + repeat):
+                    for method in self._turn(number + repeat):
                         bar.update(shown, description=f"{prompt.task} {prompt.name} {method}")
                         group.runs[method] = self._run(method, prompt, repeat, group.runs)
                         bar.advance(shown)
                         if "plain" in group.runs:
                             self._write(out, group)
             except KeyboardInterrupt:
-                kept = len(read_records(out / self._mine(RUNS)))
+                kept = len(read_results(out / self._mine(RUNS)))
                 bar.console.print(f"interrupted: {kept} runs are kept, and `--resume` goes on")
                 return False
         return True
@@ -125,7 +125,7 @@ class Bench:
     def _write(self, out: Path, group: "_Group") -> None:
         """What is new of the runs on a prompt; plain is among those that are done."""
         new = [method for method in self.methods if method in group.runs and method not in group.written]
-        append_lines(out / self._mine(RUNS), self._records(group, new))
+        append_lines(out / self._mine(RUNS), self._results(group, new))
         if group.is_sample:
             append_lines(out / self._mine(SAMPLES), self._samples(group, new))
         group.written.update(new)
@@ -141,9 +141,9 @@ class Bench:
             arguments = arguments_of(method, short, self.tokenizer, markers, prompt.ids.shape[1])
             timed_generate(self.model, prompt.ids, 0, **arguments)
 
-    def _turn(self, place: int) -> list[str]:
+    def _turn(self, number: int) -> list[str]:
         """Each method goes first as often as any other; who must know the answer, last."""
-        turn = [self.methods[(place + i) % len(self.methods)] for i in range(len(self.methods))]
+        turn = [self.methods[(number + i) % len(self.methods)] for i in range(len(self.methods))]
         return sorted(turn, key=lambda method: method == ORACLE)
 
     def _run(self, method: str, prompt: Prompt, repeat: int, runs: dict[str, Any]) -> "Run | str":
@@ -166,45 +166,45 @@ class Bench:
         config = SSRConfig(**self.ssr)
         return split_thinking(prompt.ids[0].tolist() + run.tokens, config, prompt.ids.shape[1], self.tokenizer)
 
-    def _records(self, group: "_Group", methods: list[str]) -> Iterator[Record]:
+    def _results(self, group: "_Group", methods: list[str]) -> Iterator[Result]:
         prompt, repeat, runs, scores = group.prompt, group.repeat, group.runs, group.scores
         plain = runs["plain"]
         step = statistics.fmean(s for _, _, s in plain.shapes[1:] or plain.shapes) if isinstance(plain, Run) else None
         for method in methods:
             run = runs[method]
-            record = Record(prompt.task, prompt.name, method, repeat)
+            result = Result(prompt.task, prompt.name, method, repeat)
             if isinstance(run, str):
-                record.error = run
-                yield record
+                result.error = run
+                yield result
                 continue
             parts = self._parts(prompt, run)
-            record.tokens, record.thinking_tokens = len(run.tokens), len(run.tokens) - len(parts.answer)
-            record.forwards, record.seconds = run.forwards, run.seconds
-            record.fed_tokens = sum(rows * tokens for rows, tokens, _ in run.shapes[1:])
-            record.prefill_seconds = run.shapes[0][2]
+            result.tokens, result.thinking_tokens = len(run.tokens), len(run.tokens) - len(parts.answer)
+            result.forwards, result.seconds = run.forwards, run.seconds
+            result.fed_tokens = sum(rows * tokens for rows, tokens, _ in run.shapes[1:])
+            result.prefill_seconds = run.shapes[0][2]
             for rows, tokens, seconds in run.shapes[1:]:
-                shape = record.shapes.setdefault(f"{rows}x{tokens}", [0, 0.0])
+                shape = result.shapes.setdefault(f"{rows}x{tokens}", [0, 0.0])
                 shape[0], shape[1] = shape[0] + 1, shape[1] + seconds
-            record.cost = sum(seconds for _, _, seconds in run.shapes[1:]) / step if step else None
-            record.loops = loops(run.tokens) and len(run.tokens) >= self.common["max_new_tokens"]
-            record.peak_memory = run.peak_memory
+            result.cost = sum(seconds for _, _, seconds in run.shapes[1:]) / step if step else None
+            result.loops = loops(run.tokens) and len(run.tokens) >= self.common["max_new_tokens"]
+            result.peak_memory = run.peak_memory
             if run.metrics is not None:
-                record.metrics = run.metrics.to_dict()
-                record.overlaps = [
+                result.metrics = run.metrics.to_dict()
+                result.overlaps = [
                     [stage.draft_budget, *overlap(stage.draft, parts.answer)] for stage in run.metrics.stages
                 ]
             if isinstance(plain, Run):
                 difference = difference_between(self.model, self.tokenizer, prompt.ids, run, plain)
-                record.same_tokens = difference is None
+                result.same_tokens = difference is None
                 if difference is not None:
-                    record.first_difference, record.margin = difference["position"], difference.get("margin")
+                    result.first_difference, result.margin = difference["position"], difference.get("margin")
             if prompt.item is not None:
                 text = tuple(parts.answer)
                 if text not in scores:
                     answer = self.tokenizer.decode(parts.answer, skip_special_tokens=True)
                     scores[text] = score(prompt.item, answer)
-                record.score = scores[text]
-            yield record
+                result.score = scores[text]
+            yield result
 
     def _samples(self, group: "_Group", methods: list[str]) -> Iterator[dict[str, Any]]:
         """One prompt of a task written out, to look at: its tokens, where each came from, and every forward."""
@@ -243,10 +243,10 @@ def _held(device: torch.device) -> int | None:
 
 def loops(tokens: list[int]) -> bool:
     """Whether the last tokens say the same again and again."""
-    tail = tokens[-LOOP_TOKENS:]
-    if len(tail) < LOOP_TOKENS:
+    last = tokens[-LOOP_TOKENS:]
+    if len(last) < LOOP_TOKENS:
         return False
-    return any(tail[period:] == tail[:-period] for period in range(1, LONGEST_PERIOD + 1))
+    return any(last[period:] == last[:-period] for period in range(1, LONGEST_PERIOD + 1))
 
 
 def overlap(draft: list[int], answer: list[int]) -> tuple[float, float]:
@@ -259,13 +259,13 @@ def overlap(draft: list[int], answer: list[int]) -> tuple[float, float]:
 
 def gather(out: Path, methods: list[str], order: list[tuple[str, str]]) -> None:
     """The runs of several processes in one file, in the order of the prompts."""
-    places = {key: place for place, key in enumerate(order)}
+    numbers = {key: number for number, key in enumerate(order)}
     for name in (RUNS, SAMPLES):
         entries = [entry for path in parts_of(out, name) for entry in read_lines(path)]
         entries.sort(
             key=lambda e: (
                 e.get("repeat", 0),
-                places.get((e["task"], e["prompt"]), len(places)),
+                numbers.get((e["task"], e["prompt"]), len(numbers)),
                 methods.index(e["method"]),
             )
         )

@@ -36,5 +36,5 @@ def sources_of(spans: list[list]) -> list[str]:
 
 def of_answer(items: Sequence, thoughts: list[list[int]]) -> list:
     """Of items that belong to the new tokens, those outside the thoughts of [`SSRMetrics`]."""
-    thinking = {place for begin, end in thoughts for place in range(begin, end)}
-    return [item for place, item in enumerate(items) if place not in thinking]
+    thinking = {index for begin, end in thoughts for index in range(begin, end)}
+    return [item for index, item in enumerate(items) if index not in thinking]

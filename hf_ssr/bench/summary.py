@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..metrics import SSRMetrics, Stage
 from .methods import METHODS
-from .records import Record
+from .results import Result
 
 MEASURES = ("forwards", "cost", "fed_tokens", "seconds")
 RESAMPLES = 1000
@@ -27,7 +27,7 @@ RATES = (
 )
 
 
-def summarize(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]:
+def summarize(results: Iterable[Result]) -> dict[str, dict[str, dict[str, Any]]]:
     """
     Of each task and method:
 
@@ -42,13 +42,13 @@ def summarize(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]
     - `peak_memory`: bytes, the most of any run;
     - `ssr`: what SSR counted, in all runs together.
     """
-    records = list(records)
-    plain = {r.key: r for r in records if r.method == "plain" and r.error is None}
+    results = list(results)
+    plain = {r.key: r for r in results if r.method == "plain" and r.error is None}
     summary: dict[str, dict[str, dict[str, Any]]] = {}
-    for task in dict.fromkeys(record.task for record in records):
+    for task in dict.fromkeys(result.task for result in results):
         summary[task] = {}
         for method in METHODS:
-            found = [r for r in records if (r.task, r.method) == (task, method)]
+            found = [r for r in results if (r.task, r.method) == (task, method)]
             pairs = [(r, plain[r.key]) for r in found if r.error is None and r.key in plain]
             counted = [(r, p) for r, p in pairs if not (r.loops or p.loops)]
             if counted:
@@ -59,7 +59,7 @@ def summarize(records: Iterable[Record]) -> dict[str, dict[str, dict[str, Any]]]
     return summary
 
 
-def _row(pairs: list[tuple[Record, Record]]) -> dict[str, Any]:
+def _row(pairs: list[tuple[Result, Result]]) -> dict[str, Any]:
     """Of runs, each beside plain on the same prompt."""
     row: dict[str, Any] = {"runs": len(pairs)}
     for name in ("tokens", "thinking_tokens"):
@@ -74,9 +74,9 @@ def _row(pairs: list[tuple[Record, Record]]) -> dict[str, Any]:
         ratio = (row[name], there) if name == "fed_tokens" else (there, row[name])
         row[f"{name}_ratio"] = ratio[0] / ratio[1] if ratio[1] else math.nan
     prompts: dict[str, list[float]] = {}  # seconds here and in plain, of all repeats
-    for record, other in pairs:
-        total = prompts.setdefault(record.prompt, [0.0, 0.0])
-        total[0], total[1] = total[0] + record.seconds, total[1] + other.seconds
+    for result, other in pairs:
+        total = prompts.setdefault(result.prompt, [0.0, 0.0])
+        total[0], total[1] = total[0] + result.seconds, total[1] + other.seconds
     here_and_there = list(prompts.values())
     row["seconds_ratio_interval"] = _interval(here_and_there, _ratio_of_totals)
     row["mean_seconds_ratio"] = _mean_of_ratios(here_and_there)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .arguments import PRESETS
 from .methods import METHODS
-from .records import Record, read_bench
+from .results import Result, read_bench
 
 BLOCK = 16  # tokens of a forward, for the limit of one forward a block
 
@@ -47,11 +47,11 @@ class Curve:
             ) from None
 
     @classmethod
-    def measured(cls, records: list[Record]) -> "Curve":
+    def measured(cls, results: list[Result]) -> "Curve":
         """What forwards took in a bench, whatever method they belonged to."""
         sums: dict[str, list[float]] = {}
-        for record in records:
-            for shape, (count, seconds) in record.shapes.items():
+        for result in results:
+            for shape, (count, seconds) in result.shapes.items():
                 total = sums.setdefault(shape, [0, 0.0])
                 total[0], total[1] = total[0] + count, total[1] + seconds
         return cls({shape: seconds / count for shape, (count, seconds) in sums.items()})
@@ -64,36 +64,36 @@ class Curve:
         points = self._points[rows]
         if len(points) == 1:
             return points[0][1]
-        place = next((i for i, (size, _) in enumerate(points) if size >= tokens), len(points) - 1)
-        (left, low), (right, high) = points[max(0, place - 1)], points[max(1, place)]
+        index = next((i for i, (size, _) in enumerate(points) if size >= tokens), len(points) - 1)
+        (left, low), (right, high) = points[max(0, index - 1)], points[max(1, index)]
         value = low + (high - low) * (tokens - left) / (right - left)
         return max(high, value) if tokens > right else value
 
 
-def latency(record: Record, cost: Callable[[int, int], float]) -> float:
+def latency(result: Result, cost: Callable[[int, int], float]) -> float:
     """Seconds of the forwards of a run after the prefill, at other costs."""
-    return sum(count * cost(*map(int, shape.split("x"))) for shape, (count, _) in record.shapes.items())
+    return sum(count * cost(*map(int, shape.split("x"))) for shape, (count, _) in result.shapes.items())
 
 
-def outside(record: Record) -> float:
+def outside(result: Result) -> float:
     """Seconds of a run that are no matter of its steps: prefill, and what is outside the forwards."""
-    return record.seconds - sum(seconds for _, seconds in record.shapes.values())
+    return result.seconds - sum(seconds for _, seconds in result.shapes.values())
 
 
-def what_if(records: list[Record], given: Callable[[int, int], float] | None = None) -> dict[str, dict[str, Any]]:
+def what_if(results: list[Result], given: Callable[[int, int], float] | None = None) -> dict[str, dict[str, Any]]:
     """
     Of each task: seconds and ratio to plain by method, and the limits: an answer that costs nothing, and one forward
     for each block of 16 tokens of the answer.
 
     Args:
-        records (`list[Record]`): of a bench.
+        results (`list[Result]`): of a bench.
         given (`Callable[[int, int], float]`, *optional*): seconds of a forward over rows and tokens. Without it those
             of each task's own forwards, all methods together, and what each run took outside of them is added: prefill
             and all else.
     """
-    result: dict[str, dict[str, Any]] = {}
-    for task in dict.fromkeys(record.task for record in records):
-        found = [r for r in records if r.task == task and r.error is None and not r.loops]
+    latencies: dict[str, dict[str, Any]] = {}
+    for task in dict.fromkeys(result.task for result in results):
+        found = [r for r in results if r.task == task and r.error is None and not r.loops]
         cost = given or Curve.measured(found)
         rows: dict[str, dict[str, float]] = {}
         for method in METHODS:
@@ -111,8 +111,8 @@ def what_if(records: list[Record], given: Callable[[int, int], float] | None = N
         rows["limit: a free answer"] = {"seconds": thought}
         for row in rows.values():
             row["ratio"] = rows["plain"]["seconds"] / row["seconds"] if row["seconds"] else math.inf
-        result[task] = rows
-    return result
+        latencies[task] = rows
+    return latencies
 
 
 def whatif_command(arguments: argparse.Namespace) -> int:
@@ -122,20 +122,20 @@ def whatif_command(arguments: argparse.Namespace) -> int:
     Raises:
         `ValueError`: if the folder holds no bench, or the curve is none.
     """
-    settings, records = read_bench(arguments.folder)
+    settings, results = read_bench(arguments.folder)
     is_own = arguments.preset is None and arguments.curve is None
     if arguments.preset is not None:
         shape = PRESETS[arguments.preset][1]
-        result = what_if(records, lambda rows, tokens: arguments.step * shape(rows, tokens))
+        latencies = what_if(results, lambda rows, tokens: arguments.step * shape(rows, tokens))
     elif arguments.curve is not None:
-        result = what_if(records, Curve.of_file(arguments.curve))
+        latencies = what_if(results, Curve.of_file(arguments.curve))
     else:
-        result = what_if(records)
+        latencies = what_if(results)
     if arguments.json:
-        print(json.dumps(result))
+        print(json.dumps(latencies))
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(result, is_own))
+    console.print(_table(latencies, is_own))
     console.print(
         f"Runs of {settings['model']} ({settings['dtype']}) on {settings['machine']}. "
         + (
@@ -147,13 +147,13 @@ def whatif_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(result: dict[str, dict[str, Any]], is_own: bool) -> Table:
+def _table(latencies: dict[str, dict[str, Any]], is_own: bool) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("task", "method"):
         table.add_column(name, no_wrap=True)
     for name in ("seconds", "plain / here", *(["measured", "off by"] if is_own else [])):
         table.add_column(name, justify="right")
-    for task, rows in result.items():
+    for task, rows in latencies.items():
         for method, row in rows.items():
             cells = [f"{row['seconds']:.2f}", f"{row['ratio']:.2f}"]
             if is_own and "measured" in row:

@@ -79,7 +79,7 @@ class ThoughtAndAnswer(BaseStreamer):
         """What is held ends with a start marker. What is before the first thought is no answer."""
         marker = None if phase == "unstarted" else self._later_start
         length = 0 if marker is None else marker.begin_in(self._held)
-        if self._may_lead(self._held[:length]):
+        if self._may_be_tail(self._held[:length]):
             length = 0
         del self._held[length:]
         self._flush()
@@ -91,10 +91,10 @@ class ThoughtAndAnswer(BaseStreamer):
             self._held.clear()
             self._is_behind_close = False
         begun = 0 if self._later_start is None else self._later_start.begun_by(self._held)
-        if not self._may_lead(self._held) and not (begun and self._may_lead(self._held[:-begun])):
+        if not self._may_be_tail(self._held) and not (begun and self._may_be_tail(self._held[:-begun])):
             self._flush(begun)
 
-    def _may_lead(self, tokens: list[int]) -> bool:
+    def _may_be_tail(self, tokens: list[int]) -> bool:
         """Whether some tokens are what follows the marker in a close (`\\n\\n`, a channel's header), or begin that."""
         return self._is_behind_close and tuple(tokens) == self._state.tail[: len(tokens)]
 

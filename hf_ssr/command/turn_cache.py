@@ -16,7 +16,7 @@ class TurnCache:
 
     Chat templates drop earlier thoughts, so the next turn's text parts from this one's where the thought began. Full
     attention goes back there. A window that has moved on and a recurrent state cannot: of these layers a copy is kept
-    from the last place that a next turn shares for certain ([`remember`]).
+    from behind the last token that a next turn shares for certain ([`remember`]).
     """
 
     def __init__(self):
@@ -51,9 +51,9 @@ class TurnCache:
                 self._copies = None
                 return None, 0
             shared, copies = self._copies
-        for place, (layer, earlier) in enumerate(zip(cache.layers, copies, strict=True)):
+        for index, (layer, earlier) in enumerate(zip(cache.layers, copies, strict=True)):
             if earlier is not None:
-                cache.layers[place] = copy.deepcopy(earlier)
+                cache.layers[index] = copy.deepcopy(earlier)
             elif shared < len(held) and isinstance(layer, DynamicLayer):
                 layer.crop(shared - len(held))
         return cache, shared

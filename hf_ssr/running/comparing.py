@@ -93,20 +93,20 @@ def run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> Run:
 def agreeing(tokens: Sequence[int], others: Sequence[int]) -> int:
     """How many tokens both begin with."""
     pairs = zip(tokens, others, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(others)))
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(others)))
 
 
 def difference_between(model, tokenizer, ids, run: Run, plain: Run) -> dict[str, Any] | None:
     """Where two runs first part, and how far the model's scores of the two tokens lie apart there."""
-    place = agreeing(run.tokens, plain.tokens)
-    if place == len(run.tokens) == len(plain.tokens):
+    position = agreeing(run.tokens, plain.tokens)
+    if position == len(run.tokens) == len(plain.tokens):
         return None
-    difference: dict[str, Any] = {"position": place}
-    if place < min(len(run.tokens), len(plain.tokens)):
-        text = torch.cat([ids, ids.new_tensor([plain.tokens[:place]])], dim=1)
+    difference: dict[str, Any] = {"position": position}
+    if position < min(len(run.tokens), len(plain.tokens)):
+        text = torch.cat([ids, ids.new_tensor([plain.tokens[:position]])], dim=1)
         with torch.no_grad():
             logits = model(text).logits[0, -1].float()
-        ours, theirs = run.tokens[place], plain.tokens[place]
+        ours, theirs = run.tokens[position], plain.tokens[position]
         difference |= {"ssr": tokenizer.decode([ours]), "plain": tokenizer.decode([theirs])}
         difference["margin"] = float(logits[theirs] - logits[ours])
     return difference

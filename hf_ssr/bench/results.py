@@ -13,7 +13,7 @@ REQUIRED = ("model", "dtype", "machine", "prompts", "methods", "generation", "re
 
 
 @dataclass
-class Record:
+class Result:
     """
     One run, a line of `runs.jsonl`.
 
@@ -66,19 +66,19 @@ class Record:
         return self.task, self.prompt, self.repeat
 
 
-def read_records(path: Path) -> list[Record]:
+def read_results(path: Path) -> list[Result]:
     """The runs of a file; a last line that was cut off while it was written is left out."""
     if not path.exists():
         return []
     lines = path.read_text().splitlines()
-    records = []
+    results = []
     for number, line in enumerate(lines, 1):
         try:
-            records.append(Record(**json.loads(line)))
+            results.append(Result(**json.loads(line)))
         except (ValueError, TypeError) as error:
             if number < len(lines):
                 raise ValueError(f"{path}: line {number} is no run of this version of hf-ssr bench: {error}") from None
-    return records
+    return results
 
 
 def append_lines(path: Path, entries: Iterable[Any]) -> None:
@@ -137,11 +137,11 @@ def parts_of(folder: Path, name: str) -> list[Path]:
     return [folder / name, *sorted(folder.glob(f"*-{name}"))]
 
 
-def whole_groups(records: Iterable[Record], methods: list[str]) -> list[Record]:
+def whole_groups(results: Iterable[Result], methods: list[str]) -> list[Result]:
     """The runs on prompts that every method has run on, the last of each where there are two."""
-    groups: dict[tuple, dict[str, Record]] = {}
-    for record in records:
-        groups.setdefault(record.key, {})[record.method] = record
+    groups: dict[tuple, dict[str, Result]] = {}
+    for result in results:
+        groups.setdefault(result.key, {})[result.method] = result
     return [group[method] for group in groups.values() if set(methods) <= set(group) for method in methods]
 
 
@@ -158,7 +158,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def read_bench(folder: Path) -> tuple[dict[str, Any], list[Record]]:
+def read_bench(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     """
     The settings and the runs of a bench, finished or not.
 
@@ -166,10 +166,10 @@ def read_bench(folder: Path) -> tuple[dict[str, Any], list[Record]]:
         `ValueError`: if the folder holds none.
     """
     check_folder(folder)
-    records = [record for path in parts_of(folder, RUNS) for record in read_records(path)]
-    if not records:
+    results = [result for path in parts_of(folder, RUNS) for result in read_results(path)]
+    if not results:
         raise ValueError(_NO_BENCH.format(folder))
-    return _read_settings(folder), records
+    return _read_settings(folder), results
 
 
 def samples_of(folder: Path) -> list[dict[str, Any]]:
