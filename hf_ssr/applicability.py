@@ -13,8 +13,8 @@ from transformers.generation.stopping_criteria import (
 from transformers.generation.utils import GenerationMixin
 
 from .config import SSRConfig
-from .drafting import ROW_WISE_PROCESSORS
 from .forking import has_linear_attention, unsupported_cache
+from .processors import ROW_WISE_PROCESSORS
 from .self_check import why_not_in_blocks
 
 # a recurrent layer is told from a convolution only in its first forward, but by its name before

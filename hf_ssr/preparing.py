@@ -12,10 +12,10 @@ from transformers.utils import logging
 
 from .applicability import why_batch_is_plain, why_plain
 from .config import SSRConfig, not_applicable
-from .drafting import place_of_budget
 from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
+from .processors import place_of_budget
 from .scheduling import ForkSchedule
 from .stopping import thinking_stop
 from .think_state import ThinkingState

@@ -19,11 +19,13 @@ LEVELS = [
     ["decoding"],
     ["preparing"],
     ["applicability"],
-    ["speculating"],
-    ["state"],
-    ["scheduling", "shared_prefix", "drafter_suffix", "child"],
+    ["rounds"],
+    ["stages"],
+    ["child"],
+    ["lanes"],
+    ["scheduling", "shared_prefix", "draft_sources", "following"],
+    ["choosing", "drafter_suffix", "target"],
     ["drafting"],
-    ["target"],
 ]
 NOT_SHIPPED = {*TOP, "version"}
 
