@@ -22,6 +22,7 @@ from .config import SSRConfig
 from .costs import RoundClock
 from .drafter_suffix import SuffixDrafter
 from .drafting import Draft, processors_of_row
+from .host import kernels_for_steps
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
 from .preparing import prepare, run_plain
@@ -116,7 +117,7 @@ def generate_texts(target: Target, texts: list[TextState], schedule: ForkSchedul
 
 def think_on(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
     """Until one of the thoughts closes. Experts have a kernel of their own for one-token steps."""
-    with target.model._optimize_model_for_decode():
+    with kernels_for_steps(target.model):
         while all(text.thinking.open and not text.done for text in texts):
             step(target, texts, schedule, governor)
 

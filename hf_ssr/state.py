@@ -18,6 +18,7 @@ from .drafting import (
     child_processors,
     place_of_budget,
 )
+from .host import eos_token_ids, pad_token_id
 from .metrics import SSRMetrics, Stage
 from .output import SSROutput, Stream
 from .scheduling import ForkSchedule
@@ -90,8 +91,7 @@ class TextState:
     @property
     def eos_ids(self) -> set[int]:
         """Tokens that end the text."""
-        eos = self.config._eos_token_tensor
-        return set() if eos is None else set(eos.flatten().tolist())
+        return eos_token_ids(self.config)
 
     def _new_drafter(self, own: str, written: SuffixAutomaton | None = None) -> SuffixDrafter:
         return self.make_drafter(own=own, record=self.records[own], written=written)
@@ -299,7 +299,7 @@ def collect(target: Target, texts: list[TextState]) -> SSROutput | torch.LongTen
     if len(texts) > 1:
         metrics.add_rows([text.metrics for text in texts])
     length = max(text.row.length for text in texts)
-    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    pad = pad_token_id(config)
     sequences = torch.cat([F.pad(text.row.ids, (0, length - text.row.length), value=pad) for text in texts])
     if not config.return_dict_in_generate:
         return sequences
