@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ LEVELS = [
     ["drafting"],
     ["target"],
 ]
+# No torch, no transformers: other engines use these where neither is there (test_pure.py).
+PURE = ("families", "markers", "think_state", "suffix_automaton", "draft_records", "suffix_search")
 NOT_SHIPPED = {*TOP, "version"}
 # Private, but our own on an object of theirs, of Python, or of torch.
 ALLOWED = {"_tokenizer", "_exit", "_replace", "_asdict", "_fields"}
@@ -66,6 +69,18 @@ def test_no_circles():
         visit(module)
 
 
+@pytest.mark.parametrize("module", PURE)
+def test_the_pure_layer_imports_only_itself(module):
+    """Inside of functions, too."""
+    tree = ast.parse(MODULES[module].read_text())
+    assert imports_of(MODULES[module]) <= set(PURE)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            assert node.module.split(".")[0] in sys.stdlib_module_names
+
+
 @pytest.mark.parametrize("module", sorted(set(MODULES) - NOT_SHIPPED))
 def test_what_ships_is_flat(module):
     """transformers' loader follows `from .module import name` only, and needs nothing but torch and transformers."""
@@ -76,8 +91,6 @@ def test_what_ships_is_flat(module):
             assert node.level == 1 and node.module and "." not in node.module
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-            import sys
-
             for name in names:
                 top = name.split(".")[0]
                 assert top in ("torch", "transformers") or top in sys.stdlib_module_names
