@@ -17,6 +17,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from .choosing import Chooser
 from .config import SSRConfig
 from .draft_sources import DraftSources
+from .host import kernels_for_steps
 from .lanes import Parent
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream, collect
@@ -92,7 +93,7 @@ def generate_texts(target: Target, texts: list[Parent], governor: Governor) -> N
 
 def think_on(target: Target, texts: list[Parent], rounds: Rounds) -> None:
     """Until one of the thoughts closes. Experts have a kernel of their own for one-token steps."""
-    with target.model._optimize_model_for_decode():
+    with kernels_for_steps(target.model):
         while all(text.is_thinking and not text.done for text in texts):
             rounds.play(texts)
 

@@ -1,7 +1,8 @@
 """All that the lanes of one text may draft from, and the drafter of each part of it."""
 
+from .draft_records import AcceptanceRecord
 from .drafter_suffix import SuffixDrafter
-from .drafting import AcceptanceRecord, Drafter
+from .drafting import Drafter
 from .metrics import Stage
 from .suffix_automaton import SuffixAutomaton
 

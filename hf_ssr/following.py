@@ -36,7 +36,7 @@ def follow(lane, draft: Draft, evidence: Evidence) -> None:
         if not goes_on:
             break
     drafter.show(evidence, [place for place in places if place < evidence.logits.shape[1]])
-    drafter.record.note(draft, len(places) - 1)
+    drafter.record.note(draft, len(places) - 1, draft.forced)
     lane.note(draft, phase, len(places) - 1, has_parted)
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from .host import pad_token_id
 from .metrics import SSRMetrics
 
 
@@ -85,7 +86,7 @@ def collect(target, texts) -> SSROutput | torch.LongTensor:
     if len(texts) > 1:
         metrics.add_rows([text.metrics for text in texts])
     length = max(text.row.length for text in texts)
-    pad = 0 if config._pad_token_tensor is None else int(config._pad_token_tensor)
+    pad = pad_token_id(config)
     sequences = torch.cat([F.pad(text.row.ids, (0, length - text.row.length), value=pad) for text in texts])
     if not config.return_dict_in_generate:
         return sequences

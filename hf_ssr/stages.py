@@ -8,6 +8,7 @@ from .child import Child
 from .choosing import DraftSampling
 from .drafting import Draft, Evidence
 from .following import follow
+from .host import eos_token_ids
 from .lanes import Lane, Parent
 from .metrics import Stage
 from .processors import child_processors
@@ -79,14 +80,13 @@ class Stages:
             seed = (config.setting("draft_seed") + thinking.thinking_tokens + chooser.seed) % 2**63
             sampling.generator = torch.Generator(parent.row.ids.device).manual_seed(seed)
             sampling.keeps_probs = rule != "exact"
-        eos = config._eos_token_tensor
         return Child(
             parent.row.fork(),
             thinking.thinking_tokens,
             thinking.markers.forced_close,
             child_processors(chooser.logits_processor, temperature == 0, not as_parent),
             sampling,
-            set() if eos is None else set(eos.flatten().tolist()),
+            eos_token_ids(config),
             parent.sources.drafter_of_child(),
             config.max_draft_length,
             parent.stream,

@@ -12,6 +12,7 @@ from .config import SSRConfig
 from .drafting import Draft, Evidence
 from .forking import PLACE_WISE, Rollback, is_recurrent, select_rows, shift_rows
 from .growable_layer import as_dynamic, grow_in_place
+from .host import extended_kwargs, is_of_user, prefill
 from .metrics import SSRMetrics
 
 
@@ -130,7 +131,7 @@ class Target:
         """The forward over the prompts."""
         ids = torch.cat([row.ids for row in self.rows])
         with self.metrics.timed_forward("prefill", len(self.rows), self._width, ids.device):
-            outputs = self.model._prefill(ids, self.config, self.model_kwargs, is_first_iteration=True)
+            outputs = prefill(self.model, ids, self.config, self.model_kwargs)
         self.cache = self.model_kwargs["cache"] = outputs.cache
         self._next_logits = outputs.logits[:, -1:]
         self.last_shape = tuple(ids.shape)
@@ -278,7 +279,7 @@ class Target:
             self.rows = [row]
         if not is_whole:
             return
-        is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
+        is_kept = self.config.return_dict_in_generate or is_of_user(self.cache)
         if is_kept and row.cached < row.length - 1:
             missing = row.ids[:, row.cached : row.length - 1].clone()
             self._feed("speculate", missing, {row: missing.shape[1]}, keep=1)
@@ -306,7 +307,7 @@ class Target:
         if count < 0:
             cut = {name: model_kwargs[name][..., :count] for name in PLACE_WISE if model_kwargs.get(name) is not None}
             return {**model_kwargs, **cut}
-        extended = self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
+        extended = extended_kwargs(self.model, model_kwargs, count)
         types = model_kwargs.get("token_type_ids")
         if types is not None:  # each as the last, as in steps of one token; transformers would repeat the last `count`
             extended["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, count)], dim=-1)

@@ -23,9 +23,10 @@ import hf_ssr.target
 from hf_ssr import SSRConfig
 from hf_ssr.bench import overhead
 from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
+from hf_ssr.draft_records import AcceptanceRecord
 from hf_ssr.draft_sources import DRAFTERS
 from hf_ssr.drafter_suffix import SuffixDrafter
-from hf_ssr.drafting import AcceptanceRecord, Draft
+from hf_ssr.drafting import Draft
 from hf_ssr.growable_layer import GrowableLayer, as_dynamic, grow_in_place
 from hf_ssr.metrics import SSRMetrics
 from hf_ssr.scheduling import ForkSchedule, Governor

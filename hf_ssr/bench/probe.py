@@ -12,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ..comparing import prompt_ids
+from ..host import kernels_for_steps
 from ..terminal import moving
 from .arguments import LEAST_STEPS, WIDTHS
 from .command import WIDTH, model_of
@@ -80,7 +81,7 @@ def _end_of(model, tokens: list[int]) -> int | None:
 def _compare(model, ids: torch.LongTensor, reference: Steps, run: Comparison) -> None:
     reader = Reader(model, ids, run.rows)
     # as in plain generate and in SSR: experts may have another kernel for steps than for blocks
-    with model._optimize_model_for_decode() if run.width == 1 else nullcontext():
+    with kernels_for_steps(model) if run.width == 1 else nullcontext():
         for begin in range(0, reference.tokens.shape[1], run.width):
             found = reader.read(reference.tokens[:, begin : begin + run.width])
             for logits in found:
