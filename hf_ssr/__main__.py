@@ -23,7 +23,7 @@ def main() -> int:
     """The command. Returns the exit status."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupted)
-    from .cli import main  # now, so that the handler is there before anything that takes time
+    from .command.cli import main  # now, so that the handler is there before anything that takes time
 
     return main()
 

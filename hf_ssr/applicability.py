@@ -37,7 +37,7 @@ def why_plain(
             return f"`{name}` is set, which is not supported"
     if extends_kwargs_itself(model):
         return f"{type(model).__name__} prepares its steps in a way of its own"
-    cache = model_kwargs.get("cache") if config.use_cache else None
+    cache: Any = model_kwargs.get("cache") if config.use_cache else None
     reason = unsupported_cache(cache) or _why_positions_are_plain(model, config, prompt_length)
     return reason or why_not_in_blocks(model, _windows_to_pass(cache, config.max_length))
 

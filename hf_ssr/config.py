@@ -3,7 +3,7 @@
 import copy
 import importlib
 import warnings
-from typing import Any
+from typing import Any, cast
 
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
@@ -14,7 +14,7 @@ from .markers import resolved_settings
 from .validating import SETTINGS, SOURCES, forks_on_request, refuse_lookalikes, validate_settings
 
 # What a setting is when neither the call nor the model's own config says.
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "draft_budgets": "auto",
     "verify": "exact",
     "num_draft_tokens": 16,
@@ -27,7 +27,8 @@ DEFAULTS = {
     "strict": False,
 }
 # The installed package and each copy of it from the Hub register a mode of their own: they can live side by side.
-GENERATION_MODE = "ssr" if __package__ == "hf_ssr" else f"ssr_{__package__}".replace(".", "_")
+_NAME = "ssr" if __package__ == "hf_ssr" else f"ssr_{__package__}".replace(".", "_")
+GENERATION_MODE = cast(GenerationMode, _NAME)  # an enum that cannot be added to
 
 
 class SSRConfig(GenerationConfig):
@@ -145,9 +146,26 @@ class SSRConfig(GenerationConfig):
         prediction_ids: list[int] | list[list[int]] | None = None,
         **kwargs: Any,
     ):
-        for name, value in locals().copy().items():
-            if name in SETTINGS:
-                setattr(self, name, value)
+        self.draft_budgets = draft_budgets
+        self.draft_interval = draft_interval
+        self.max_draft_length = max_draft_length
+        self.thinking_budget = thinking_budget
+        self.thinking_start = thinking_start
+        self.thinking_end = thinking_end
+        self.forced_close = forced_close
+        self.thinks_again = thinks_again
+        self.turn_ends = turn_ends
+        self.verify = verify
+        self.num_draft_tokens = num_draft_tokens
+        self.min_match_length = min_match_length
+        self.sources = sources
+        self.draft_temperature = draft_temperature
+        self.draft_seed = draft_seed
+        self.speculate_thinking = speculate_thinking
+        self.max_overhead = max_overhead
+        self.grow_in_place = grow_in_place
+        self.strict = strict
+        self.prediction_ids = prediction_ids
         refuse_lookalikes(kwargs, known=vars(GenerationConfig()))
         super().__init__(**kwargs)
 
@@ -218,7 +236,7 @@ class SSRConfig(GenerationConfig):
         """Whether budgets or an interval were asked for, not left to the default."""
         return forks_on_request(self)
 
-    def get_generation_mode(self, assistant_model=None) -> str:
+    def get_generation_mode(self, assistant_model=None) -> GenerationMode:
         """The mode of SSR, or the one that other settings ask for, with a warning (an error if `strict`)."""
         other = self.other_mode(assistant_model)
         if other is None:

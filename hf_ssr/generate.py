@@ -17,6 +17,7 @@ from .decoding import ssr_decoding
 from .drafter_suffix import SuffixDrafter
 from .host import is_prepared, local_of_generate, require_members, validate_mode
 from .output import Stream
+from .preparing import predictions_of
 from .validating import refuse_lookalikes
 
 require_members()
@@ -25,7 +26,7 @@ GENERATION_MODES_MAPPING[GENERATION_MODE] = _DECODING_METHOD
 setattr(GenerationMixin, _DECODING_METHOD, ssr_decoding)
 
 
-def generate(*args, **kwargs):
+def generate(*args: Any, **kwargs: Any) -> Any:
     """
     SSR as a `custom_generate` function: `model.generate(..., custom_generate=hf_ssr.generate)`, or loaded by
     transformers from a Hub repository or a folder.
@@ -100,7 +101,7 @@ def _signature() -> inspect.Signature:
     return inspect.Signature([own["args"], *named, own["kwargs"]])
 
 
-generate.__signature__ = _signature()
+generate.__signature__ = _signature()  # type: ignore[attr-defined]  # `inspect` and transformers look for it
 
 
 class SSRGenerationMixin:
@@ -111,8 +112,10 @@ class SSRGenerationMixin:
     assisted decoding our drafter.
     """
 
+    generation_config: GenerationConfig  # of the model class beside it, as is what `super` finds
+
     def _prepare_generation_config(self, generation_config: GenerationConfig | None, **kwargs):
-        config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
         if generation_config is not None or not getattr(self.generation_config, "is_ssr_config", False):
             return config, model_kwargs
         for name in overruled(kwargs):
@@ -121,10 +124,11 @@ class SSRGenerationMixin:
 
     def _get_candidate_generator(self, generation_config: GenerationConfig, input_ids, *args, **kwargs):
         if not getattr(generation_config, "is_ssr_config", False):
-            return super()._get_candidate_generator(generation_config, input_ids, *args, **kwargs)
+            found = super()._get_candidate_generator(generation_config, input_ids, *args, **kwargs)  # type: ignore[misc]
+            return found
         config = SSRConfig.from_config(generation_config)
         drafter = SuffixDrafter.from_config(config)
         drafter.add("prompt", input_ids[0].tolist())
         drafter.length = input_ids.shape[1]
-        drafter.add_draft(list(config.prediction_ids or []))
+        drafter.add_draft(predictions_of(config, len(input_ids))[0])
         return drafter

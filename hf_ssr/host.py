@@ -6,6 +6,7 @@ is mended here, and named before the first token.
 import inspect
 import sys
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -160,7 +161,7 @@ def local_of_generate(name: str) -> Any:
     while method is not None:
         codes.append(method.__code__)
         method = getattr(method, "__wrapped__", None)
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not codes[-1]:
         frame = frame.f_back
     while frame is not None and frame.f_code in codes:

@@ -326,7 +326,9 @@ class SSRMetrics:
         return "\n".join(f"{name:<28}{value}" for name, value in rows_of(self, _DERIVED))
 
 
-_SUMS = ("prompt_tokens", "new_tokens", "thinking_tokens", "rounds", "drafted_tokens", "prefix_accepted", "lookups")
-_SUMS += ("hits", "recovered_tokens", "bonus_tokens", "plain_tokens", "draft_probs_bytes")
-_SUMS += ("thinking_drafted_tokens", "thinking_accepted_tokens")
+_SUMS = (
+    *("prompt_tokens", "new_tokens", "thinking_tokens", "rounds", "drafted_tokens", "prefix_accepted", "lookups"),
+    *("hits", "recovered_tokens", "bonus_tokens", "plain_tokens", "draft_probs_bytes"),
+    *("thinking_drafted_tokens", "thinking_accepted_tokens"),
+)
 _DERIVED = tuple(name for name, value in vars(SSRMetrics).items() if isinstance(value, property))

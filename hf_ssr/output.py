@@ -46,7 +46,7 @@ class Stream:
         """`streamer` itself if it is a `Stream` already."""
         return streamer if isinstance(streamer, cls) else cls(streamer)
 
-    def put(self, tokens: torch.LongTensor) -> None:
+    def put(self, tokens: torch.Tensor) -> None:
         """Tokens that stay, shape `(batch_size,)`."""
         if self.streamer is not None:
             self.streamer.put(tokens.cpu())

@@ -1,6 +1,7 @@
 """What must be settled before the first token: do the settings fit, where do thoughts end; and plain decoding."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,7 +48,7 @@ class Preparation:
 
 def prepare(
     model,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     config: SSRConfig,
     tokenizer,
     stream: Stream,
@@ -79,7 +80,7 @@ def prepare(
     reason = why_plain(model, config, input_ids.shape[1], model_kwargs, synced_gpus)
     if reason is None and len(input_ids) > 1:
         reason = why_batch_is_plain(model, config, stream, logits_processor, stopping_criteria, model_kwargs)
-    predictions = _predictions(config, len(input_ids))
+    predictions = predictions_of(config, len(input_ids))
     markers, tokenizer = _find_markers(model, config, tokenizer)
     _validate_ids(model, config, markers)
     most = config.max_length - input_ids.shape[1]
@@ -102,13 +103,13 @@ def prepare(
         )
     if reason is not None:
         not_applicable(config, reason)
-    mask = model_kwargs.get("attention_mask")
-    is_padding = len(input_ids) > 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2
-    prompt_tokens = mask.sum(dim=-1).tolist() if is_padding else [input_ids.shape[1]] * len(input_ids)
+    mask, prompt_tokens = model_kwargs.get("attention_mask"), [input_ids.shape[1]] * len(input_ids)
+    if len(input_ids) > 1 and isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        prompt_tokens = mask.sum(dim=-1).tolist()
     return Preparation(states, predictions, prompt_tokens, reason, tokenizer)
 
 
-def _predictions(config: SSRConfig, rows: int) -> list[list[int]]:
+def predictions_of(config: SSRConfig, rows: int) -> list[list[int]]:
     """Of each row: one for all, or one for each prompt, whose `num_return_sequences` rows follow each other."""
     given = config.prediction_ids or []
     if not given or not isinstance(given[0], (list, tuple)):
@@ -183,7 +184,7 @@ def _validate_ids(model, config: SSRConfig, markers: ThinkingMarkers | None) -> 
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     predictions = config.prediction_ids or [()]
     flat = predictions if isinstance(predictions[0], int) else [i for prediction in predictions for i in prediction]
-    ids = {"prediction_ids": flat}
+    ids: dict[str, Sequence[int]] = {"prediction_ids": flat}
     if markers is not None:
         ids["thinking_start"] = [i for s in (markers.start.spellings if markers.start else ()) for i in s]
         ids["thinking_end"] = [i for s in markers.end.spellings for i in s]
@@ -199,7 +200,7 @@ def _validate_ids(model, config: SSRConfig, markers: ThinkingMarkers | None) -> 
 def run_plain(
     plan: Preparation,
     model,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     config: SSRConfig,
     stream: Stream,
     metrics: SSRMetrics,

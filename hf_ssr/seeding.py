@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 
-def row_seeds(input_ids: torch.LongTensor, attention_mask: torch.LongTensor | None) -> list[int]:
+def row_seeds(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[int]:
     """
     One seed a row. It depends on a number drawn from the global generator, on the row's own prompt, and, where a call
     holds the same prompt several times, on which copy it is: not on padding, neighbours, or its place among them.

@@ -9,6 +9,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from threading import RLock
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -161,7 +162,7 @@ def _generators() -> list[tuple[Callable, Callable]]:
     return generators
 
 
-def _random_ids(model, rows: int, tokens: int) -> torch.LongTensor:
+def _random_ids(model, rows: int, tokens: int) -> torch.Tensor:
     """Of shape `(rows, tokens)`, whatever the default device is."""
     high = min(model.config.get_text_config(decoder=True).vocab_size, 1000)
     ids = torch.randint(min(3, high - 1), high, (rows, tokens), generator=_generator(), device="cpu")
@@ -173,10 +174,10 @@ def _generator() -> torch.Generator:
     return torch.Generator("cpu").manual_seed(0)
 
 
-def _read(model, tokens: torch.LongTensor, begin: int, cache: DynamicCache | None, **inputs) -> torch.Tensor:
+def _read(model, tokens: torch.Tensor, begin: int, cache: DynamicCache | None, **inputs) -> torch.Tensor:
     """Logits of tokens at the positions from `begin` on, shape `(tokens, vocab_size)`, called as `generate` does."""
     count = tokens.shape[1]
-    kwargs = {"use_cache": cache is not None}
+    kwargs: dict[str, Any] = {"use_cache": cache is not None}
     if "position_ids" in inspect.signature(model.forward).parameters:
         kwargs["position_ids"] = torch.arange(begin, begin + count, device=tokens.device)[None]
     kwargs = model.prepare_inputs_for_generation(tokens, next_sequence_length=count, cache=cache, **kwargs)
@@ -229,7 +230,7 @@ def _try_blocks(model, window: int | None) -> str | None:
         most = MOST_ROUNDING
         if window is None:
             whole = _read(model, ids[:1], 0, None)[PROMPT_TOKENS:]
-            rounding = ROUNDINGS * (whole - expected).abs().max() / expected.std()
+            rounding = float(ROUNDINGS * (whole - expected).abs().max() / expected.std())
             most = 0 if text_config.model_type in FAILING_TYPES else min(MOST_ROUNDING, rounding)
     if error <= most * expected.std():
         return None
@@ -292,5 +293,5 @@ def _try_two_texts(model) -> str | None:
     if most is None:
         block = _read(model, first, PROMPT_TOKENS, prefilled)
         rounding = (block - expected[:BLOCK_TOKENS]).abs().max() / expected.std()
-        most = min(MOST_ROUNDING, ROUNDINGS * rounding.clamp(min=1e-2))
+        most = min(MOST_ROUNDING, float(ROUNDINGS * rounding.clamp(min=1e-2)))
     return None if error <= most * expected.std() else f"{type(model).__name__} mixes two texts in one row"

@@ -27,7 +27,7 @@ class StopThinking(StoppingCriteria):
 
     stops_thinking = True  # by which it is known: a repository of the Hub has a class of its own
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._event = Event()
 
     @property
@@ -47,11 +47,11 @@ class StopThinking(StoppingCriteria):
         return {"is_set": self.is_set}  # a copy is a handle of its own, in the same state
 
     def __setstate__(self, state: dict[str, bool]) -> None:
-        self.__init__()
+        self._event = Event()
         if state["is_set"]:
             self.set()
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
         """No row is done, of `(batch_size, sequence_length)`."""
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 

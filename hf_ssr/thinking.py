@@ -45,12 +45,12 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         self.prompt_length = prompt_length
         self.max_new_tokens = max_new_tokens
         self._stop = stop
-        self._read: dict[int, tuple[torch.LongTensor, ThinkingState]] = {}  # of each row: its ids, and where they lead
+        self._read: dict[int, tuple[torch.Tensor, ThinkingState]] = {}  # of each row: its ids, and where they lead
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_read": {}}  # a copy reads for itself
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """
         Args:
             input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`): the text so far.
@@ -66,7 +66,7 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
                 scores = force_token(scores, forced, row)
         return scores
 
-    def _state(self, row: int, ids: torch.LongTensor) -> ThinkingState:
+    def _state(self, row: int, ids: torch.Tensor) -> ThinkingState:
         read, state = self._read.get(row, (ids[:0], None))
         shared = min(len(read), len(ids))
         differing = (read[:shared] != ids[:shared]).nonzero()
@@ -82,7 +82,7 @@ class ThinkingBudgetLogitsProcessor(LogitsProcessor):
         return state
 
 
-def force_token(scores: torch.FloatTensor, token: int, row: int = 0) -> torch.FloatTensor:
+def force_token(scores: torch.Tensor, token: int, row: int = 0) -> torch.Tensor:
     """`scores` `(batch_size, vocab_size)` with everything but `token` ruled out in `row`."""
     scores = scores.clone()
     scores[row] = -torch.inf
@@ -139,10 +139,12 @@ def _joined(ids, places: list[slice]):
 def _places(state: ThinkingState) -> tuple[list[slice], list[slice]]:
     """Where the thoughts stand among the new tokens, and what is between and behind them."""
     tokens, markers, thoughts = state.tokens, state.markers, state.thoughts
+    assert markers is not None
     thinking, others = [], []
     begin = None if thoughts and state.phase_of_prompt == "unstarted" else 0  # before a first thought is no answer
     for thought in thoughts:
         if begin is not None and thought.opens:
+            assert markers.later_start is not None  # which has opened it
             end = begin + markers.later_start.begin_in(tokens[begin : thought.opens])
             is_lead = begin > 0 and tuple(tokens[begin:end]) == state.tail[: end - begin]
             others.append(slice(end if is_lead else _behind_lead(state, begin), end))

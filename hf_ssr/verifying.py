@@ -15,8 +15,8 @@ class DraftProbs(NamedTuple):
         probs (`torch.FloatTensor` of shape `(support,)`): their probabilities.
     """
 
-    ids: torch.IntTensor
-    probs: torch.FloatTensor
+    ids: torch.Tensor
+    probs: torch.Tensor
 
     @classmethod
     def one_hot(cls, token: int, like: torch.Tensor) -> "DraftProbs":
@@ -35,12 +35,12 @@ class DraftProbs(NamedTuple):
         """The probability of a token, shape `()`."""
         return self.probs[self.ids == token].sum()
 
-    def subtracted_from(self, probs: torch.FloatTensor) -> torch.FloatTensor:
+    def subtracted_from(self, probs: torch.Tensor) -> torch.Tensor:
         """`max(probs - self, 0)`, not normalised; shape `(vocab_size,)`."""
         return probs.index_add(0, self.ids, -self.probs.to(probs.dtype)).clamp_(min=0)
 
 
-def residual(probs: torch.FloatTensor, q: DraftProbs) -> torch.FloatTensor:
+def residual(probs: torch.Tensor, q: DraftProbs) -> torch.Tensor:
     """
     What the token that replaces a rejected one is drawn from: `norm(max(p - q, 0))`; `p` if rounding leaves nothing.
 
@@ -53,7 +53,7 @@ def residual(probs: torch.FloatTensor, q: DraftProbs) -> torch.FloatTensor:
     return rest / total if total > 0 else probs / probs.sum()
 
 
-def accepts(probs: torch.FloatTensor, token: int, q: DraftProbs, uniform: torch.Tensor) -> bool:
+def accepts(probs: torch.Tensor, token: int, q: DraftProbs, uniform: torch.Tensor) -> bool:
     """
     The token rule of speculative decoding (Leviathan et al. 2023, arXiv 2211.17192): accepted with probability
     min(1, p(x) / q(x)).
@@ -68,8 +68,8 @@ def accepts(probs: torch.FloatTensor, token: int, q: DraftProbs, uniform: torch.
 
 
 def block_acceptance(
-    probs: torch.FloatTensor, draft: Sequence[int], qs: Sequence[DraftProbs]
-) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+    probs: torch.Tensor, draft: Sequence[int], qs: Sequence[DraftProbs]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Block verification (Sun et al. 2024, arXiv 2403.10444): never fewer accepted tokens than the token rule, and the
     same distribution.
@@ -101,7 +101,7 @@ def block_acceptance(
     return passing, weight
 
 
-def gumbel_choice(scores: torch.FloatTensor, seed: int, position: tuple[int, int]) -> int:
+def gumbel_choice(scores: torch.Tensor, seed: int, position: tuple[int, int]) -> int:
     """
     A draw from `softmax(scores)` that depends on nothing but these arguments: Gumbel noise keyed by seed and position.
     Two texts that draw at the same position tend to the same token (drafter-invariant coupling, arXiv 2408.07978).

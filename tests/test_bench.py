@@ -15,13 +15,13 @@ from hf_ssr import SSRConfig
 from hf_ssr.bench import command, records, runner, suite
 from hf_ssr.bench.int8 import Int8Linear, parameters_of, to_int8
 from hf_ssr.bench.methods import METHODS, SSR_SETTINGS, arguments_of
-from hf_ssr.bench.reasoner import load_reasoner
 from hf_ssr.bench.records import REQUIRED, Record, read_bench, read_records
 from hf_ssr.bench.runner import Bench, Prompt, loops, overlap
 from hf_ssr.bench.suite import MOST_GENERATED, texts_of
 from hf_ssr.bench.summary import pooled, stages_of, summarize
-from hf_ssr.cli import main
+from hf_ssr.command.cli import main
 from hf_ssr.markers import resolved_settings
+from hf_ssr.running.reasoner import load_reasoner
 
 
 def lines_of(folder) -> list[dict]:

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from transformers.generation.utils import GenerationMixin
 
 import hf_ssr
-from hf_ssr import hub
+from hf_ssr.command import exporting
 from hf_ssr.config import DEFAULTS, SETTINGS
 from hf_ssr.markers import decode, resolve_markers
 
@@ -70,7 +70,7 @@ def installed(monkeypatch):
 
 
 def test_every_card_is_tried():
-    assert set(CARDS) == set(CASES) == set(hub.card_names()) and len(CARDS) == 9
+    assert set(CARDS) == set(CASES) == set(exporting.card_names()) and len(CARDS) == 9
     tried = dict.fromkeys(CARDS, 1) | {"ssr-phi-4-mini-reasoning": 2}  # blocks of Python
     assert {name: len(blocks(name)) for name in CARDS} == tried
 
@@ -100,7 +100,7 @@ def test_code(name, installed, monkeypatch, capsys):
 
 def test_code_from_the_folder(monkeypatch, tmp_path):
     """As its readers run it: with the folder that `export` writes."""
-    hub.export(tmp_path / "ssr-qwen3-8b", card="ssr-qwen3-8b")
+    exporting.export(tmp_path / "ssr-qwen3-8b", card="ssr-qwen3-8b")
     monkeypatch.chdir(tmp_path)
     stand = Stand("ssr-qwen3-8b", markers_on("ssr-qwen3-8b"), monkeypatch)
     stand.run({}, blocks("ssr-qwen3-8b")[0])
@@ -228,20 +228,20 @@ def test_form(name):
 
 @pytest.mark.parametrize("name", ["ssr", "ssr-gemma-4-e4b-it"])
 def test_export(name, tmp_path):
-    written = hub.export(tmp_path / "new", card=name)
+    written = exporting.export(tmp_path / "new", card=name)
     assert (tmp_path / "new" / "README.md").read_text(encoding="utf-8") == CARDS[name]
     assert tmp_path / "new" / "README.md" in written and tmp_path / "new" / "custom_generate" / "generate.py" in written
-    hub.export(tmp_path / "new")  # again, without: the card stays
+    exporting.export(tmp_path / "new")  # again, without: the card stays
     assert (tmp_path / "new" / "README.md").read_text(encoding="utf-8") == CARDS[name]
 
 
 def test_export_touches_nothing_that_is_there(tmp_path):
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(ValueError, match=r"`--card`='ssr' would replace .*README.md"):
-        hub.export(tmp_path, card="ssr")
+        exporting.export(tmp_path, card="ssr")
     for unknown in ("tiny-reasoner", "ssr-none", "", "../ssr"):
         with pytest.raises(ValueError, match=r"`--card`=.* is no card: choose one of ssr, ssr-deepseek"):
-            hub.export(tmp_path, card=unknown)
+            exporting.export(tmp_path, card=unknown)
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
     assert (tmp_path / "README.md").read_text() == "mine"
 
@@ -249,9 +249,9 @@ def test_export_touches_nothing_that_is_there(tmp_path):
 def test_export_where_the_package_is_installed(tmp_path, monkeypatch):
     """A wheel has the cards beside its modules."""
     shutil.copytree(FOLDER / "ssr", tmp_path / "cards" / "ssr")
-    monkeypatch.setattr(hub, "CARD_FOLDERS", (tmp_path / "cards", tmp_path / "nowhere"))
-    assert hub.card_names() == ["ssr"]
-    hub.export(tmp_path / "new", card="ssr")
+    monkeypatch.setattr(exporting, "CARD_FOLDERS", (tmp_path / "cards", tmp_path / "nowhere"))
+    assert exporting.card_names() == ["ssr"]
+    exporting.export(tmp_path / "new", card="ssr")
     assert (tmp_path / "new" / "README.md").read_text(encoding="utf-8") == CARDS["ssr"]
     setup = (FOLDER.parent / "setup.cfg").read_text()
     assert "hf_ssr.cards = model_cards\n" in setup and "hf_ssr.cards = ssr*/README.md\n" in setup

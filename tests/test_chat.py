@@ -18,10 +18,13 @@ from conftest import build_once
 from transformers import DynamicCache
 
 from hf_ssr import SSRConfig
-from hf_ssr.chat import HELP, TO_COPY, Interrupts, Session, messages
-from hf_ssr.cli import main
-from hf_ssr.conversation import Conversation, TurnCache
-from hf_ssr.terminal import ThoughtAndAnswer
+from hf_ssr.command.chat import messages
+from hf_ssr.command.cli import main
+from hf_ssr.command.conversation import Conversation
+from hf_ssr.command.interrupts import Interrupts
+from hf_ssr.command.session import HELP, TO_COPY, Session
+from hf_ssr.command.streaming import ThoughtAndAnswer
+from hf_ssr.command.turn_cache import TurnCache
 
 DROPS_THOUGHTS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<eos>{% endfor %}"

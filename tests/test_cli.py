@@ -13,10 +13,11 @@ from test_thinking import tokenizer_with
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from hf_ssr import SSRConfig, hub, split_thinking
-from hf_ssr.cli import SUBCOMMANDS, main
-from hf_ssr.hub import export
-from hf_ssr.terminal import ThoughtAndAnswer
+from hf_ssr import SSRConfig, split_thinking
+from hf_ssr.command import exporting
+from hf_ssr.command.cli import SUBCOMMANDS, main
+from hf_ssr.command.exporting import export
+from hf_ssr.command.streaming import ThoughtAndAnswer
 
 
 @pytest.fixture(scope="module")
@@ -175,10 +176,10 @@ def test_export_replaces_its_own_files_only(tmp_path, capfd, monkeypatch):
     export(tmp_path)
     files = {path.name: path.read_bytes() for path in target.iterdir()}
     (target / "__pycache__").mkdir()
-    written = hub._files()
+    written = exporting._files()
     newer = {**{name: content + b"# newer\n" for name, content in written.items()}, "new.py": b""}
     del newer["costs.py"]
-    monkeypatch.setattr(hub, "_files", lambda: dict(newer))
+    monkeypatch.setattr(exporting, "_files", lambda: dict(newer))
     export(tmp_path)  # of another version
     assert (target / "new.py").exists() and not (target / "costs.py").exists()
     monkeypatch.undo()
@@ -209,7 +210,7 @@ def test_a_subcommand_as_prompt(folder, capfd):
 
 
 def test_installed_command():
-    result = subprocess.run([sys.executable, "-m", "hf_ssr.cli", "--version"], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-m", "hf_ssr.command.cli", "--version"], capture_output=True, text=True)
     assert result.stdout.startswith("hf-ssr ")
 
 

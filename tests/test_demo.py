@@ -15,12 +15,12 @@ from rich.console import Console
 import hf_ssr.scheduling
 from hf_ssr import SSRConfig, split_thinking
 from hf_ssr.bench import demo
-from hf_ssr.bench.reasoner import load_reasoner, reasoner_folder
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, VALIDATION, check, draw, split_of
-from hf_ssr.cli import main
-from hf_ssr.comparing import prompt_ids
+from hf_ssr.command.cli import main
 from hf_ssr.costs import StepCosts
-from hf_ssr.terminal import moving
+from hf_ssr.running.comparing import prompt_ids
+from hf_ssr.running.reasoner import load_reasoner, reasoner_folder
+from hf_ssr.running.terminal import moving
 
 
 @pytest.fixture(scope="module")

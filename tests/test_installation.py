@@ -1,5 +1,6 @@
 """What has to be installed: for the Hub's ways in torch and transformers alone; an old transformers is called that."""
 
+import configparser
 import hashlib
 import os
 import re
@@ -16,7 +17,8 @@ from conftest import run
 from packaging.requirements import Requirement
 from tiny_models import prompt_ids
 
-from hf_ssr import hub, version
+from hf_ssr import version
+from hf_ssr.command import exporting
 
 ROOT = Path(__file__).parent.parent
 REASONER = ROOT / "model_cards" / "tiny-reasoner"
@@ -72,9 +74,9 @@ def into_cache(cache: Path, name: str, folder: Path) -> None:
 def test_torch_and_transformers_will_do(fresh_python, where, tmp_path):
     """Both ways in, from folders and from the Hub's cache without network."""
     code, model, home = tmp_path / "code", tmp_path / "model", tmp_path / "home"
-    hub.export(code)
+    exporting.export(code)
     shutil.copytree(REASONER, model)
-    hub.export(model)
+    exporting.export(model)
     names = [str(code), str(model)]
     if where == "hub":
         names = ["somebody/ssr", "somebody/reasoner-ssr"]
@@ -92,6 +94,15 @@ def test_torch_and_transformers_will_do(fresh_python, where, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("custom_generate: ") == result.stdout.count("from_pretrained: ") == 2
+
+
+def test_every_package_is_installed():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "hf_ssr").rglob("__init__.py")}
+    mapped = {line.split(" = ")[0] for line in settings["options"]["package_dir"].split("\n") if line}
+    assert set(settings["options"]["packages"].split()) == found | mapped
+    assert settings["options.package_data"]["hf_ssr"] == "py.typed" and (ROOT / "hf_ssr" / "py.typed").exists()
 
 
 def test_the_oldest_transformers_is_the_same_everywhere():
@@ -143,7 +154,7 @@ def test_which_are_old(installed, is_old, monkeypatch):
 
 def test_an_old_transformers_refuses_the_folder(model, tmp_path, monkeypatch):
     """transformers reads the folder's `requirements.txt` itself."""
-    hub.export(tmp_path)
+    exporting.export(tmp_path)
     monkeypatch.setattr(metadata, "version", lambda name: "5.23.0")
     with pytest.raises(ImportError, match=rf"transformers>={version.TRANSFORMERS_FLOOR} \(installed: 5\.23\.0\)"):
         run(model, prompt_ids(), {"max_new_tokens": 4}, custom_generate=str(tmp_path), trust_remote_code=True)

@@ -8,15 +8,21 @@ from pathlib import Path
 import pytest
 
 import hf_ssr
+from hf_ssr.command import exporting
 from hf_ssr.host import MEMBERS
 
 PACKAGE = Path(hf_ssr.__file__).parent
-MODULES = {path.stem: path for path in PACKAGE.glob("*.py")}
-COMMAND = ("cli", "answering", "chat", "conversation", "options", "loading", "comparing", "terminal")
-TOP = ("__init__", "__main__", "hub", *COMMAND)
-# Each may import from lower lines and, within "the rest", from anything that does not import it back.
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+FLAT = {name for name, path in MODULES.items() if path.parent == PACKAGE}
+# Each may import from lower lines and, within "the rest" and within a room, from anything that does not import it back.
 LEVELS = [
-    [*TOP, "bench"],
+    ["__init__", "__main__"],
+    ["command"],
+    ["bench"],
+    ["running", "comparing"],
     ["generate"],
     ["decoding"],
     ["preparing"],
@@ -31,28 +37,37 @@ LEVELS = [
 ]
 # No torch, no transformers: other engines use these where neither is there (test_pure.py).
 PURE = ("families", "markers", "think_state", "suffix_automaton", "draft_records", "suffix_search")
-NOT_SHIPPED = {*TOP, "version"}
 # Private, but our own on an object of theirs, of Python, or of torch.
 ALLOWED = {"_tokenizer", "_exit", "_replace", "_asdict", "_fields"}
 ALLOWED |= {"_schema", "_weight_int8pack_mm", "_python_dispatch"}
+NOT_SHIPPED = {"__init__", "__main__", "version", "comparing"}
 
 
 def level(module: str) -> int:
-    return next((i for i, names in enumerate(LEVELS) if module in names), len(LEVELS))
+    room = module.split(".")[0]
+    return next((i for i, names in enumerate(LEVELS) if room in names), len(LEVELS))
 
 
-def imports_of(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 1 and n.module}
-    return {module.split(".")[0] for module in modules}
+def imports_of(module: str) -> set[str]:
+    """Modules, by their names in the package; of a folder, what is in it."""
+    path = MODULES[module]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.parents[node.level - 1].relative_to(PACKAGE).parts
+            source = ".".join((*folder, *filter(None, [node.module])))
+            inside = {".".join(filter(None, [source, alias.name])) for alias in node.names}
+            found |= inside & set(MODULES) or {source}
+    return found
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down(module):
-    for imported in imports_of(MODULES[module]):
-        assert imported in MODULES or imported == "bench"
-        is_top = level(module) == 0
-        assert level(imported) > level(module) or level(imported) == len(LEVELS) or (is_top and imported != "__init__")
+    for imported in imports_of(module):
+        assert imported in MODULES
+        is_room = module not in FLAT and imported not in FLAT
+        is_level = level(imported) == level(module) and (is_room or level(module) == len(LEVELS))
+        assert level(imported) > level(module) or is_level or (module, imported) == ("comparing", "running.comparing")
 
 
 def test_no_circles():
@@ -60,10 +75,10 @@ def test_no_circles():
 
     def visit(module: str) -> None:
         assert seen.get(module) is not True, f"{module} imports itself"
-        if module in seen or module == "bench":  # nothing below the top imports it
+        if module in seen:
             return
         seen[module] = True
-        for imported in imports_of(MODULES[module]):
+        for imported in imports_of(module):
             visit(imported)
         seen[module] = False
 
@@ -75,7 +90,7 @@ def test_no_circles():
 def test_the_pure_layer_imports_only_itself(module):
     """Inside of functions, too."""
     tree = ast.parse(MODULES[module].read_text())
-    assert imports_of(MODULES[module]) <= set(PURE)
+    assert imports_of(module) <= set(PURE)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             assert all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names)
@@ -83,7 +98,11 @@ def test_the_pure_layer_imports_only_itself(module):
             assert node.module.split(".")[0] in sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - NOT_SHIPPED))
+def test_what_ships_is_what_is_exported():
+    assert set(exporting._files()) == {f"{name}.py" for name in FLAT - NOT_SHIPPED} | {"requirements.txt"}
+
+
+@pytest.mark.parametrize("module", sorted(FLAT - NOT_SHIPPED))
 def test_what_ships_is_flat(module):
     """transformers' loader follows `from .module import name` only, and needs nothing but torch and transformers."""
     text = MODULES[module].read_text()
@@ -97,7 +116,7 @@ def test_what_ships_is_flat(module):
                 top = name.split(".")[0]
                 assert top in ("torch", "transformers") or top in sys.stdlib_module_names
     found = set(re.findall(r"^\s*from\s+\.(\S+)\s+import", text, flags=re.MULTILINE))
-    assert found == imports_of(MODULES[module])  # none in a docstring
+    assert found == imports_of(module)  # none in a docstring
 
 
 FILES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}

@@ -8,9 +8,9 @@ from conftest import build_once
 from huggingface_hub import constants
 from test_installation import into_cache
 
-from hf_ssr import loading
-from hf_ssr.cli import main
-from hf_ssr.options import MOST, integer, number
+from hf_ssr.command.cli import main
+from hf_ssr.running import loading
+from hf_ssr.running.parsing import MOST, integer, number
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from tiny_models import RECURRENT, build, prompt_ids
 from hf_ssr.bench import probe as probing
 from hf_ssr.bench.exactness import plain_steps
 from hf_ssr.bench.probe import probe, sentences, table_of
-from hf_ssr.bench.reasoner import load_reasoner
 from hf_ssr.bench.tasks import HELD_OUT, draw
-from hf_ssr.cli import main
-from hf_ssr.comparing import prompt_ids as prompt_ids_of
+from hf_ssr.command.cli import main
+from hf_ssr.running.comparing import prompt_ids as prompt_ids_of
+from hf_ssr.running.reasoner import load_reasoner
 
 STEPS = 48
 

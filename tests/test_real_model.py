@@ -10,7 +10,7 @@ from conftest import ForwardCounter
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, split_thinking
-from hf_ssr.cli import main
+from hf_ssr.command.cli import main
 
 pytestmark = pytest.mark.slow
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

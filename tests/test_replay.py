@@ -12,13 +12,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import hf_ssr.decoding
 import hf_ssr.scheduling
 from hf_ssr import SSRConfig, split_thinking
-from hf_ssr.bench.reasoner import load_reasoner, reasoner_folder
 from hf_ssr.bench.replay import recorded, replay
 from hf_ssr.bench.rewriting import POLICIES, Recording, rewrite
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, draw
-from hf_ssr.cli import main
-from hf_ssr.comparing import prompt_ids
+from hf_ssr.command.cli import main
 from hf_ssr.costs import GuessedCosts
+from hf_ssr.running.comparing import prompt_ids
+from hf_ssr.running.reasoner import load_reasoner, reasoner_folder
 
 ALL = ("thought", "prompt", "answer")
 

@@ -13,7 +13,7 @@ from hf_ssr.bench.records import Record, read_bench
 from hf_ssr.bench.report import build, trace_of
 from hf_ssr.bench.sources import SOURCES, sources_of
 from hf_ssr.bench.whatif import Curve, what_if
-from hf_ssr.cli import main
+from hf_ssr.command.cli import main
 
 METHODS = "prompt_lookup,suffix_only,ssr"
 

@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_ssr
 from hf_ssr import SSRConfig, SSRGenerationMixin, SSROutput
-from hf_ssr.hub import export
+from hf_ssr.command.exporting import export
 from hf_ssr.shared_prefix import SharedPrefixTarget
 
 
@@ -318,6 +318,9 @@ def test_our_drafter_drives_assisted_decoding(model):
     assert len(forwards) == 6  # 10 tokens each
     wrong = SSRConfig(prediction_ids=plain.new[30:], prompt_lookup_num_tokens=3, **plain.settings)
     assert torch.equal(run(model, plain.ids, {}, generation_config=wrong), plain.sequences)
+    wrong.prediction_ids = [plain.new, plain.new]
+    with pytest.raises(ValueError, match="holds 2 lists, but the batch has 1 prompts"):
+        run(model, plain.ids, {}, generation_config=wrong)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import hf_ssr
 from hf_ssr.bench.tasks import check
-from hf_ssr.hub import export
+from hf_ssr.command.exporting import export
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("fastapi")

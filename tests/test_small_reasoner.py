@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from hf_ssr import answering, chat
 from hf_ssr.bench.tasks import EXAMPLE, HELD_OUT, TASKS, Sample, check, draw, split_of, task_of
-from hf_ssr.cli import main
+from hf_ssr.command import answering
+from hf_ssr.command.cli import main
+from hf_ssr.command.session import TO_COPY
 
 LEDGER = draw("ledger", HELD_OUT).prompt
 OTHERS = [
@@ -65,11 +66,11 @@ def test_the_prompt_to_copy_is_answered_right(capfd):
 
 def test_in_a_chat(monkeypatch, capfd):
     """The notice first, and for a message that is none of its tasks; each task is a chat of its own."""
-    lines = ["hello", LEDGER.replace("\n", "\\\n"), chat.TO_COPY, "/retry"]
+    lines = ["hello", LEDGER.replace("\n", "\\\n"), TO_COPY, "/retry"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
     assert main(["chat"]) == 0
     out, err = capfd.readouterr()
-    assert err.count(chat.TO_COPY) == 2 and err.index(chat.TO_COPY) < err.index("/help")
+    assert err.count(TO_COPY) == 2 and err.index(TO_COPY) < err.index("/help")
     assert err.count("a new chat:") == 1 and err.count("were in the cache]") == 3
     ledger, *books = out.split("class Book")
     assert check(draw("ledger", HELD_OUT), ledger.rstrip("\n"))

@@ -13,7 +13,7 @@ import pytest
 from tiny_models import prompt_ids
 
 import hf_ssr
-from hf_ssr.cli import PROMPT, REPLAY, SUBCOMMANDS, Command
+from hf_ssr.command.cli import PROMPT, REPLAY, SUBCOMMANDS, Command
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "rich", "accelerate", "matplotlib", "numpy", "huggingface_hub"}
@@ -118,7 +118,7 @@ def test_modules_and_the_function_of_the_same_name(imported):
 {imported}
 import hf_ssr
 assert hf_ssr.config.SSRConfig is hf_ssr.SSRConfig
-assert hf_ssr.bench and hf_ssr.hub.export
+assert hf_ssr.bench and hf_ssr.command
 from hf_ssr import generate
 import hf_ssr.generate
 assert callable(hf_ssr.generate) and hf_ssr.generate is generate is sys.modules["hf_ssr.generate"].generate
@@ -164,7 +164,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(
-    "name", ["argparse", "hf_ssr.cli", "hf_ssr.bench.demo", "torch", "transformers.generation.utils"]
+    "name", ["argparse", "hf_ssr.command.cli", "hf_ssr.bench.demo", "torch", "transformers.generation.utils"]
 )
 def test_ctrl_c_while_it_starts(name):
     """In an import, from the command's own first one on: one line, no traceback."""

@@ -8,8 +8,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from ..loading import check_model, source_of
-from ..options import HelpAsWritten, add_model_arguments, integer, integers, names, number, text_file
+from ..running.loading import check_model, source_of
+from ..running.parsing import HelpAsWritten, add_model_arguments, integer, integers, names, number, text_file
 from .methods import METHODS
 from .records import check_folder, check_out
 from .suite import MOST_GENERATED, SUITE, texts_of

@@ -14,10 +14,10 @@ import transformers
 from accelerate import PartialState
 from rich.console import Console
 
-from ..comparing import prompt_ids
 from ..config import SSRConfig
-from ..loading import load_model, load_tokenizer
 from ..markers import resolved_settings
+from ..running.comparing import prompt_ids
+from ..running.loading import load_model, load_tokenizer
 from ..version import __version__, commit
 from .int8 import parameters_of, to_int8
 from .records import (
@@ -53,7 +53,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
     markers = {name: getattr(arguments, name) for name in ("thinking_start", "thinking_end", "forced_close")}
     if markers["thinking_start"] == "":
         markers["thinking_start"] = []
-    ssr = resolved_settings(SSRConfig(**markers), tokenizer)
+    ssr: dict[str, Any] = resolved_settings(SSRConfig(**markers), tokenizer)
     if arguments.thinking_budget is not None:
         ssr["thinking_budget"] = SSRConfig(thinking_budget=arguments.thinking_budget).thinking_budget
     common = _sampling(arguments, model) | {"max_new_tokens": arguments.max_new_tokens}

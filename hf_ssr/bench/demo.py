@@ -19,12 +19,13 @@ from rich.table import Table
 from rich.text import Text
 from transformers.generation.streamers import BaseStreamer
 
-from ..comparing import Run, prompt_ids, run_plain, timed_generate
 from ..config import DEFAULTS, SSRConfig
-from ..terminal import moving
+from ..markers import require_markers
+from ..running.comparing import Run, prompt_ids, run_plain, timed_generate
+from ..running.reasoner import load_reasoner
+from ..running.terminal import moving
 from ..thinking import split_thinking
 from .methods import SSR_SETTINGS
-from .reasoner import load_reasoner
 from .sources import SOURCES, of_answer, sources_of
 from .tasks import HELD_OUT, check, draw
 
@@ -51,7 +52,7 @@ class _Screen(BaseStreamer):
         self._draft: list[int] = []
         self._is_prompt = self._is_open = True
 
-    def put(self, value: torch.LongTensor) -> None:
+    def put(self, value: torch.Tensor) -> None:
         if self._is_prompt:
             self._is_prompt = False
             return
@@ -61,7 +62,7 @@ class _Screen(BaseStreamer):
                 self._thought.append(token)
         self._live.update(self._panels())
 
-    def put_draft(self, value: torch.LongTensor, **kwargs) -> None:
+    def put_draft(self, value: torch.Tensor, **kwargs) -> None:
         self._draft = value.tolist()
 
     def end(self) -> None:
@@ -145,14 +146,14 @@ def _config(tokenizer, method: str) -> SSRConfig:
     )
 
 
-def shown_run(model, tokenizer, ids: torch.LongTensor, console: Console) -> Run:
+def shown_run(model, tokenizer, ids: torch.Tensor, console: Console) -> Run:
     """The run that is shown: all there is, whatever forwards cost here. It is the same on every machine."""
     config = _config(tokenizer, "ssr_off")
     with _screen(console, tokenizer, config) as streamer:
         return timed_generate(model, ids, 0, generation_config=config, streamer=streamer)
 
 
-def _runs(model, tokenizer, ids: torch.LongTensor) -> dict[str, list[Run]]:
+def _runs(model, tokenizer, ids: torch.Tensor) -> dict[str, list[Run]]:
     """Of each method, in turns, so that a machine that grows slower does so for all."""
     configs = {method: _config(tokenizer, method) for method in ("ssr_off", "ssr")}
     runs: dict[str, list[Run]] = {"plain": [], **{method: [] for method in configs}}
@@ -182,8 +183,7 @@ def _screen(console: Console, tokenizer, config: SSRConfig) -> Iterator[_Screen 
     if not console.is_interactive:
         yield None
         return
-    ends = config.thinking_end
-    end_ids = {ids[-1] for ids in (ends if isinstance(ends[0], list) else [ends])}
+    end_ids = {spelling[-1] for spelling in require_markers(config, tokenizer).end.spellings}
     with Live(console=console, refresh_per_second=15, transient=True) as live:  # both are shown whole afterwards
         yield _Screen(tokenizer, end_ids, live)
 

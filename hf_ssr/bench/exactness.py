@@ -27,7 +27,7 @@ class Reader:
         `ValueError`: if the cache is of a kind that cannot be compared.
     """
 
-    def __init__(self, model, ids: torch.LongTensor, rows: int = 1):
+    def __init__(self, model, ids: torch.Tensor, rows: int = 1):
         self._model, self._rows, self._length = model, rows, 0
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.cache = DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -39,7 +39,7 @@ class Reader:
             raise ValueError(f"the cache of {model.config.model_type} cannot be compared: {reason}.")
 
     @torch.no_grad()
-    def read(self, tokens: torch.LongTensor) -> torch.FloatTensor:
+    def read(self, tokens: torch.Tensor) -> torch.Tensor:
         """
         A forward over tokens of shape `(1, count)`, the same in each row.
 
@@ -65,13 +65,13 @@ class Steps(NamedTuple):
         std (`float`): standard deviation of the logits.
     """
 
-    tokens: torch.LongTensor
-    logits: torch.FloatTensor
+    tokens: torch.Tensor
+    logits: torch.Tensor
     cache: Cache
     std: float
 
 
-def plain_steps(model, ids: torch.LongTensor, steps: int) -> Steps:
+def plain_steps(model, ids: torch.Tensor, steps: int) -> Steps:
     """
     Writes so many tokens behind a prompt of shape `(1, prompt_length)`, greedily, past the end of the text if need be.
 
@@ -158,7 +158,7 @@ class Comparison:
         """Of the divergences, in standard deviations of the logits; 0 if there are none."""
         return max((flip.relative_margin for flip in self.flips), default=0.0)
 
-    def add_logits(self, found: torch.FloatTensor, steps: Steps, begin: int) -> None:
+    def add_logits(self, found: torch.Tensor, steps: Steps, begin: int) -> None:
         """Logits of shape `(count, vocab_size)`, of one row, from the `begin`th new token on."""
         expected = steps.logits[begin : begin + len(found)]
         self.tokens += len(found)

@@ -11,6 +11,9 @@ class Int8Linear(torch.nn.Module):
         linear (`torch.nn.Linear`): what it stands for.
     """
 
+    weight: torch.Tensor
+    scales: torch.Tensor
+
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
         weight = linear.weight.data.float()

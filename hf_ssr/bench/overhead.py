@@ -20,10 +20,10 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from .. import generate as _registered  # noqa: F401  registers the generation mode
-from ..comparing import Run, timed_generate
 from ..config import SSRConfig
 from ..drafter_suffix import SuffixDrafter
 from ..growable_layer import GrowableLayer
+from ..running.comparing import Run, timed_generate
 from ..suffix_automaton import SuffixAutomaton
 from .methods import arguments_of
 
@@ -52,10 +52,10 @@ def main(argv: list[str] | None = None) -> int:
         _print("random text, processor time", heads, [[f"{value:.3f}" for value in row.values()] for row in rows])
     else:
         rows = _by_length(arguments.lengths)
-        heads = "index, µs a token", "of a prompt, once, ms", "outside forwards, plain, ms a token", "SSR"
-        heads = ("tokens", *heads, "append, DynamicLayer, ms", "GrowableLayer")
+        of_tokens = "index, µs a token", "of a prompt, once, ms", "outside forwards, plain, ms a token", "SSR"
+        columns = ("tokens", *of_tokens, "append, DynamicLayer, ms", "GrowableLayer")
         lines = [[f"{length:,}", *(f"{value:.3f}" for value in rest)] for length, *rest in map(dict.values, rows)]
-        _print("by tokens of context", heads, lines)
+        _print("by tokens of context", columns, lines)
     print(json.dumps(rows))
     return 0
 
@@ -122,7 +122,8 @@ def random_text(hidden_size: int, layers: int, new_tokens: int, repeats: int) ->
 
 def text_of(length: int) -> list[int]:
     """Random tokens, of which runs of 20 come again."""
-    rng, text = random.Random(length), []
+    rng = random.Random(length)
+    text: list[int] = []
     while len(text) < length:
         begin = rng.randrange(len(text)) if text and rng.random() < 0.5 else None
         text += [rng.randrange(VOCABULARY) for _ in range(20)] if begin is None else text[begin : begin + 20]
@@ -145,7 +146,7 @@ class _Turns:
         pass
 
 
-def _token_by_token(model, ids: torch.LongTensor, configs: tuple[GenerationConfig, GenerationConfig]) -> list[float]:
+def _token_by_token(model, ids: torch.Tensor, configs: tuple[GenerationConfig, GenerationConfig]) -> list[float]:
     """Processor seconds of two runs, a token of one and a token of the other in turn."""
     gates = Semaphore(1), Semaphore(0)
     turns = [_Turns(*gates), _Turns(*reversed(gates))]

@@ -12,7 +12,7 @@ from .sources import SOURCES
 
 INK = "#010203"  # stands for the page's own colour
 GREY = "#888888"
-STYLE = {
+STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -124,7 +124,8 @@ def _bars(names: Sequence[str], parts: dict[str, list[float]], colours: dict[str
 @_styled
 def stage_times(summary: dict[str, dict[str, Any]]) -> str:
     """Where the seconds go, by phase; of plain, all in one."""
-    names, parts = [], {phase: [] for phase in PHASE_COLOURS}
+    names: list[str] = []
+    parts: dict[str, list[float]] = {phase: [] for phase in PHASE_COLOURS}
     for task, methods in summary.items():
         for method in ("plain", *(m for m in methods if methods[m]["ssr"] is not None)):
             if method not in methods:
@@ -144,7 +145,8 @@ def stage_times(summary: dict[str, dict[str, Any]]) -> str:
 @_styled
 def source_shares(summary: dict[str, dict[str, Any]]) -> str:
     """Where the answer's tokens come from."""
-    names, parts = [], {source: [] for source in SOURCES}
+    names: list[str] = []
+    parts: dict[str, list[float]] = {source: [] for source in SOURCES}
     for task, methods in summary.items():
         for method, row in methods.items():
             ssr = row["ssr"]

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..comparing import prompt_ids
 from ..host import kernels_for_steps
-from ..terminal import moving
+from ..running.comparing import prompt_ids
+from ..running.terminal import moving
 from .arguments import LEAST_STEPS, WIDTHS
 from .command import WIDTH, model_of
 from .exactness import Comparison, Reader, Report, Steps, plain_steps
@@ -28,7 +28,7 @@ LAW = (
 
 def probe(
     model,
-    ids: torch.LongTensor,
+    ids: torch.Tensor,
     steps: int = LEAST_STEPS,
     widths: Sequence[int] = WIDTHS,
     progress: Callable = lambda runs: runs,
@@ -78,7 +78,7 @@ def _end_of(model, tokens: list[int]) -> int | None:
     return next((place + 1 for place, token in enumerate(tokens) if token in ids), None)
 
 
-def _compare(model, ids: torch.LongTensor, reference: Steps, run: Comparison) -> None:
+def _compare(model, ids: torch.Tensor, reference: Steps, run: Comparison) -> None:
     reader = Reader(model, ids, run.rows)
     # as in plain generate and in SSR: experts may have another kernel for steps than for blocks
     with kernels_for_steps(model) if run.width == 1 else nullcontext():

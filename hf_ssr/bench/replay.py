@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ..comparing import prompt_ids
 from ..config import SSRConfig
 from ..families import decode, encode
-from ..loading import tokenizer_of
 from ..markers import ThinkingMarkers, resolve_markers
+from ..running.comparing import prompt_ids
+from ..running.loading import tokenizer_of
+from ..running.reasoner import reasoner_folder
 from ..think_state import ThinkingState
-from .reasoner import reasoner_folder
 from .rewriting import POLICIES, Counts, Recording, rewrite
 
 UNLIMITED = 1000  # columns
@@ -113,9 +113,10 @@ def _checked(line: str, where: str) -> dict:
 def _recording(entry: dict, task: str, name: str, tokenizer, markers: ThinkingMarkers | None) -> Recording:
     prompt = prompt_ids(tokenizer, entry["prompt"])[0].tolist()
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    thought, answer, tail = entry["thought"], entry["answer"], ()
+    thought, answer = entry["thought"], entry["answer"]
+    tail: tuple[int, ...] = ()
     phase = "closed" if markers is None else markers.phase_of_prompt(prompt)
-    if phase == "closed" or (phase == "unstarted" and not thought):
+    if markers is None or phase == "closed" or (phase == "unstarted" and not thought):
         before, after = encode(tokenizer, thought), encode(tokenizer, answer)
         opens, closes = (0, len(before)) if before else (None, None)
         new = before + after + end

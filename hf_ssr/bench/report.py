@@ -190,8 +190,8 @@ def _of_ssr(page: Page, records, summary: dict[str, dict[str, Any]], method: str
         "used for: tokens of the answer that were taken from this draft; it may be used more than once. cost: what the "
         "forwards with this child took beyond plain steps, in plain steps."
     )
-    columns = (("stage", "d"), ("runs", "d"), ("draft_budget", ".0f"), ("draft_tokens", "d"), ("accepted_tokens", "d"))
-    columns += (("cost", ".1f"),)
+    counts = (("stage", "d"), ("runs", "d"), ("draft_budget", ".0f"), ("draft_tokens", "d"), ("accepted_tokens", "d"))
+    columns = (*counts, ("cost", ".1f"))
     stages = [
         [task, *(_form(s[name], form) for name, form in columns)]
         for task, methods in summary.items()

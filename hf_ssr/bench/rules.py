@@ -10,10 +10,10 @@ from rich.progress import track
 from rich.table import Table
 
 from .. import generate as _registered  # noqa: F401  registers the generation mode
-from ..comparing import prompt_ids
 from ..config import SSRConfig
+from ..running.comparing import prompt_ids
+from ..running.reasoner import load_reasoner
 from ..validating import VERIFY_RULES
-from .reasoner import load_reasoner
 from .tasks import HELD_OUT, TASKS, draw
 
 
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     model, tokenizer = load_reasoner()
-    counts = {}
+    counts: dict[tuple[float, str, str], tuple[int, int, int, int]] = {}
     runs = [
         (temperature, rule, task, seed)
         for temperature in arguments.temperatures

@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..comparing import Run, agreeing, difference_between, timed_generate
 from ..config import SSRConfig
-from ..terminal import handling, moving
+from ..running.comparing import Run, agreeing, difference_between, timed_generate
+from ..running.terminal import handling, moving
 from ..thinking import split_thinking
 from .methods import ORACLE, arguments_of
 from .records import RUNS, SAMPLES, Record, append_lines, parts_of, read_lines, read_records, write_lines
@@ -41,7 +41,7 @@ class Prompt:
 
     task: str
     name: str
-    ids: torch.LongTensor
+    ids: torch.Tensor
     item: Item | None = None
 
 
@@ -154,7 +154,7 @@ class Bench:
         device = prompt.ids.device
         before = _held(device)
         try:
-            run = timed_generate(self.model, prompt.ids, repeat, **arguments)
+            run: Run | str = timed_generate(self.model, prompt.ids, repeat, **arguments)
         except torch.OutOfMemoryError as error:
             run = f"out of memory: {str(error).splitlines()[0]}"
             gc.collect()
@@ -194,9 +194,9 @@ class Bench:
                     [stage.draft_budget, *overlap(stage.draft, parts.answer)] for stage in run.metrics.stages
                 ]
             if isinstance(plain, Run):
-                record.same_tokens = run.tokens == plain.tokens
-                if not record.same_tokens:
-                    difference = difference_between(self.model, self.tokenizer, prompt.ids, run, plain)
+                difference = difference_between(self.model, self.tokenizer, prompt.ids, run, plain)
+                record.same_tokens = difference is None
+                if difference is not None:
                     record.first_difference, record.margin = difference["position"], difference.get("margin")
             if prompt.item is not None:
                 text = tuple(parts.answer)

@@ -56,6 +56,7 @@ def run_python(candidate: str, tests: str, seconds: float = SECONDS, memory_mb: 
             (folder / file).write_text(source, encoding="utf-8", errors="replace")
         (folder / "work").mkdir()
         reading, writing = os.pipe()
+        left = {reading, writing}  # to be closed
         try:
             order = {"files": [str(folder / file) for file in files], "proof": writing}
             order |= {"program": None, "seconds": seconds, "memory_mb": memory_mb, "may_fork": True}
@@ -63,14 +64,13 @@ def run_python(candidate: str, tests: str, seconds: float = SECONDS, memory_mb: 
                 outcome = _run(order, token, nowhere, folder / "work", seconds)
             os.set_blocking(reading, False)  # a process that got away may still hold the other end
             os.close(writing)
-            writing = None
+            left.remove(writing)
             proof = b""
             with contextlib.suppress(BlockingIOError):
                 proof = os.read(reading, 2 * len(token))
         finally:
-            os.close(reading)
-            if writing is not None:
-                os.close(writing)
+            for end in left:
+                os.close(end)
     return outcome._replace(status="failed") if outcome.status == "passed" and proof != token else outcome
 
 

@@ -55,6 +55,8 @@ SUITE: dict[str, Task] = {
 }
 MAY_PUBLISH = {name: task.MAY_PUBLISH for name, task in SUITE.items()}
 
+Text = tuple[str, str, str, str, Item | None]  # task, name, prompt, how the model's turn begins, what scores it
+
 
 def load(task: str, limit: int, data: Path | None) -> list[Item]:
     """
@@ -71,9 +73,7 @@ def load(task: str, limit: int, data: Path | None) -> list[Item]:
     return SUITE[task].load(limit, data)
 
 
-def texts_of(
-    tasks: Sequence[str], limit: int, data: Path | None, prompts: Path | None
-) -> list[tuple[str, str, str, str, Item | None]]:
+def texts_of(tasks: Sequence[str], limit: int, data: Path | None, prompts: Path | None) -> list[Text]:
     """
     What a bench is to ask, as text.
 
@@ -88,9 +88,9 @@ def texts_of(
     Raises:
         `ValueError`: for a file that is missing or not as it should be, and if there is nothing to ask.
     """
-    texts = [(task, item.name, item.prompt, "", item) for task in tasks for item in load(task, limit, data)]
+    texts: list[Text] = [(task, item.name, item.prompt, "", item) for task in tasks for item in load(task, limit, data)]
     if prompts is not None:
-        own = [(*entry, None) for entry in _own_prompts(prompts, limit)]
+        own: list[Text] = [(*entry, None) for entry in _own_prompts(prompts, limit)]
         if not own:
             raise ValueError(f"--prompts {prompts} is empty: give a line of JSON with `prompt` for each.")
         texts += own

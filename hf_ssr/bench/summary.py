@@ -128,12 +128,12 @@ def _of_ssr(found: list[dict[str, Any]]) -> dict[str, Any]:
     total = pooled(found)
     rates = {name: getattr(total, name) for name in RATES}
     rates = {name: None if math.isnan(value) else value for name, value in rates.items()}
-    counts = ("drafted_tokens", "accepted_tokens", "wasted_draft_tokens", "prefix_accepted", "suffix_accepted")
-    counts += ("draft_tokens", "answer_tokens", "rounds", "thinking_drafted_tokens", "thinking_accepted_tokens")
+    of_drafts = ("drafted_tokens", "accepted_tokens", "wasted_draft_tokens", "prefix_accepted", "suffix_accepted")
+    of_texts = ("draft_tokens", "answer_tokens", "rounds", "thinking_drafted_tokens", "thinking_accepted_tokens")
     hits = {source: count / total.lookups if total.lookups else None for source, count in total.suffix_accepted.items()}
     return {
         **rates,
-        **{name: getattr(total, name) for name in counts},
+        **{name: getattr(total, name) for name in (*of_drafts, *of_texts)},
         "suffix_accepted_per_lookup": hits,
         "forwards": total.forwards,
         "seconds": total.seconds,

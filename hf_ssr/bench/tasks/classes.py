@@ -78,8 +78,8 @@ _FIELD = rf"({'|'.join(NAMES)}): (int = \d|str = \"({'|'.join(WORDS)})\"|bool = 
 def is_one(prompt: str) -> bool:
     """Whether a prompt is worded as `make` words it."""
     first, *lines = prompt.split("\n")
-    fields = [re.fullmatch(rf"{i} {_FIELD}", line) for i, line in enumerate(lines)]
-    is_right = re.fullmatch(_FIRST, first) and all(fields) and MIN_FIELDS <= len(lines) <= MAX_FIELDS
+    fields = [found for i, line in enumerate(lines) if (found := re.fullmatch(rf"{i} {_FIELD}", line))]
+    is_right = re.fullmatch(_FIRST, first) and len(fields) == len(lines) and MIN_FIELDS <= len(lines) <= MAX_FIELDS
     return bool(is_right) and len({field[1] for field in fields}) == len(fields)
 
 
@@ -123,15 +123,16 @@ def _docs(made: type, fields: dict) -> list[str | None]:
 def _wanted_docs(fields: dict[str, tuple[str, str]], documented: bool) -> list[str | None]:
     if not documented:
         return [None] * (1 + 2 * len(fields))
-    docs = ["Sorted by name."]
+    docs: list[str | None] = ["Sorted by name."]
     for name, (kind, default) in fields.items():
         docs += [f"Return the {name}: {kind}.", f"Set the {name}: {kind}, by default {default}."]
     return docs
 
 
 # No import, no loop, no call, and attributes of `self` alone: such code can neither hang nor reach out.
-_ALLOWED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.arguments, ast.arg, ast.Name, ast.Load, ast.Store)
-_ALLOWED += (ast.Expr, ast.Constant, ast.Assign, ast.Attribute, ast.Return, ast.Dict, ast.JoinedStr, ast.FormattedValue)
+_OF_CLASSES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.arguments, ast.arg, ast.Name, ast.Load, ast.Store)
+_OF_BODIES = (ast.Expr, ast.Constant, ast.Assign, ast.Attribute, ast.Return, ast.Dict, ast.JoinedStr)
+_ALLOWED = (*_OF_CLASSES, *_OF_BODIES, ast.FormattedValue)
 
 
 def _run(source: str) -> dict:

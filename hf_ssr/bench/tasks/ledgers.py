@@ -69,8 +69,8 @@ def is_one(prompt: str) -> bool:
     """Whether a prompt is worded as `make` words it, its balances of two digits."""
     first, *lines = prompt.split("\n")
     start = re.fullmatch(_FIRST, first)
-    entries = [re.fullmatch(rf"{i} {_ENTRY}", line) for i, line in enumerate(lines, 1)]
-    if not start or not all(entries) or not MIN_ENTRIES <= len(lines) <= MAX_ENTRIES:
+    entries = [found for i, line in enumerate(lines, 1) if (found := re.fullmatch(rf"{i} {_ENTRY}", line))]
+    if not start or len(entries) != len(lines) or not MIN_ENTRIES <= len(lines) <= MAX_ENTRIES:
         return False
     balances = accumulate((int(entry[2]) for entry in entries), initial=int(start[2]))
     return all(10 <= balance <= 99 for balance in balances) and len({e[1] for e in entries}) == len(entries)
@@ -82,8 +82,9 @@ def check(sample: Sample, answer: str) -> bool:
     head = f"Ledger of {owner}, start at {start}:\n\n{HEAD}"
     table, _, rest = answer.removeprefix(head).partition("\n\n")
     notes, _, end = rest.rpartition("\n\n")
-    rows = [re.fullmatch(r"\| (\d) \| (\w+) \| (\d\d) \| ([+-]\d\d) \|", line) for line in table.split("\n")]
-    if not answer.startswith(head) or not all(rows) or len(rows) != len(entries):
+    lines, row_of = table.split("\n"), re.compile(r"\| (\d) \| (\w+) \| (\d\d) \| ([+-]\d\d) \|")
+    rows = [found for line in lines if (found := row_of.fullmatch(line))]
+    if not answer.startswith(head) or not len(rows) == len(lines) == len(entries):
         return False
     balance, wanted_notes = start, []
     for i, (row, (name, change)) in enumerate(zip(rows, entries.items(), strict=True), 1):

@@ -111,9 +111,10 @@ def check_travel_planning(row: dict, answer: str) -> bool:
     item = row["item"]
     lines = _lines(_tagged(answer, "Plan") or "")
     stay = r"\*\*Day (\d{1,4})-(\d{1,4}):\*\* (?:Arriving in (.+) and visit|Visit) (.+) for (\d{1,4}) days?\."
-    stays = [re.fullmatch(stay, line) for line in lines[::2]]
-    flights = [re.fullmatch(r"\*\*Day (\d{1,4}):\*\* Fly from (.+) to (.+)\.", line) for line in lines[1::2]]
-    if not all(stays) or not all(flights) or len(stays) != len(flights) + 1:
+    flight = r"\*\*Day (\d{1,4}):\*\* Fly from (.+) to (.+)\."
+    stays = [found for line in lines[::2] if (found := re.fullmatch(stay, line))]
+    flights = [found for line in lines[1::2] if (found := re.fullmatch(flight, line))]
+    if len(stays) + len(flights) != len(lines) or len(stays) != len(flights) + 1:
         return False
     days = {found[4]: (int(found[1]), int(found[2])) for found in stays}
     told = [(days[found[4]][1] - days[found[4]][0] + 1, found[3] or found[4]) for found in stays]

@@ -52,18 +52,18 @@ def make(rng: random.Random) -> Sample:
     dead_ends = rng.randint(0, MAX_DEAD_ENDS)
     way = rng.sample(CITIES, legs + 1 + dead_ends)
     way, others = way[: legs + 1], way[legs + 1 :]
-    links = {city: [onward] for city, onward in pairwise(way)}
+    reached = {city: [onward] for city, onward in pairwise(way)}
     for city in others:
-        origin = rng.choice([origin for origin, onward in links.items() if len(onward) < MAX_LINKS])
-        links[origin].append(city)
-        links[city] = []
-    for onward in links.values():
+        origin = rng.choice([origin for origin, onward in reached.items() if len(onward) < MAX_LINKS])
+        reached[origin].append(city)
+        reached[city] = []
+    for onward in reached.values():
         rng.shuffle(onward)
-    links = {a: [(b, rng.choice(MEANS), rng.randint(1, 9)) for b in onward] for a, onward in links.items()}
+    links = {a: [(b, rng.choice(MEANS), rng.randint(1, 9)) for b in onward] for a, onward in reached.items()}
     lines = []
-    for a, onward in links.items():
-        lines += [f"{a} {i}: {b} by {means} in {hours} h" for i, (b, means, hours) in enumerate(onward, 1)]
-        lines.append(f"{a} {len(onward) + 1}: no link")
+    for a, legs_on in links.items():
+        lines += [f"{a} {i}: {b} by {means} in {hours} h" for i, (b, means, hours) in enumerate(legs_on, 1)]
+        lines.append(f"{a} {len(legs_on) + 1}: no link")
     rng.shuffle(lines)
     start, goal, ticketed = way[0], way[-1], rng.random() < 0.5
     wish = " List the tickets." if ticketed else ""

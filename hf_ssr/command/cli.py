@@ -7,17 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .bench import arguments as measuring
-from .hub import add_export_arguments
-from .options import (
-    Parser,
-    add_chat_arguments,
-    add_prompt_arguments,
-    check_chat_arguments,
-    check_prompt_arguments,
-    fail,
-)
-from .version import check_transformers
+from ..bench import arguments as measuring
+from ..running.parsing import Parser, fail
+from ..version import check_transformers
+from .exporting import add_export_arguments
+from .options import add_chat_arguments, add_prompt_arguments, check_chat_arguments, check_prompt_arguments
 
 
 class Command(NamedTuple):
@@ -42,7 +36,7 @@ PROMPT = Command(
     "verifies: the tokens are those of plain generate, in fewer forwards. The thought goes to stderr, the answer to "
     "stdout.",
     add_prompt_arguments,
-    "answering:answer_command",
+    "command.answering:answer_command",
     check_prompt_arguments,
 )
 SUBCOMMANDS = {
@@ -50,7 +44,7 @@ SUBCOMMANDS = {
         "Talk with a reasoning model. What it has read stays in the cache from turn to turn. Ctrl-C while it thinks "
         "means: answer now; once more stops the answer and keeps the chat.",
         add_chat_arguments,
-        "chat:chat_command",
+        "command.chat:chat_command",
         check_chat_arguments,
     ),
     "demo": Command(
@@ -86,7 +80,9 @@ SUBCOMMANDS = {
         measuring.check_probe_arguments,
     ),
     "export": Command(
-        "Write SSR into a folder that transformers can load it from.", add_export_arguments, "hub:export_command"
+        "Write SSR into a folder that transformers can load it from.",
+        add_export_arguments,
+        "command.exporting:export_command",
     ),
 }
 REPLAY = Command(
@@ -127,7 +123,7 @@ def _function(command: Command) -> Callable[[argparse.Namespace], int]:
     """What the command runs."""
     check_transformers()
     module, _, function = command.run.partition(":")
-    found = getattr(importlib.import_module(f".{module}", __package__), function)
+    found = getattr(importlib.import_module(f"..{module}", __package__), function)
     if "transformers" in sys.modules and command is not PROMPT:  # that one decides for itself
         importlib.import_module("transformers.utils.logging").disable_progress_bar()
     return found

@@ -5,9 +5,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from .version import TRANSFORMERS_FLOOR
+from ..version import TRANSFORMERS_FLOOR
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parent.parent
 MANIFEST = "export.json"  # what an export has written, so that the next one replaces nothing else
 CARD_FOLDERS = (PACKAGE / "cards", PACKAGE.parent / "model_cards")  # installed, in a checkout
 

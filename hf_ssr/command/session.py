@@ -1,26 +1,21 @@
-"""`hf-ssr chat`: a conversation in the terminal. Ctrl-C means "answer now"."""
+"""What the lines of a chat do: a message, or a command such as `/retry`."""
 
 import argparse
 import ast
 import json
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import StoppingCriteria
-
-from .bench.tasks import EXAMPLE, task_of
-from .config import SETTINGS, SSRConfig
+from ..bench.tasks import EXAMPLE, task_of
+from ..config import SETTINGS, SSRConfig
+from ..running.loading import reasoner_notice, settle_markers
+from ..running.parsing import integer
+from ..running.terminal import dim, handling
 from .conversation import Conversation, Reply
-from .loading import load_model, load_tokenizer, reasoner_notice, settle_markers
-from .options import SAMPLING, integer, settings_of
-from .stopping import StopThinking
-from .terminal import ThoughtAndAnswer, dim, handling
+from .interrupts import Interrupts
+from .options import SAMPLING
+from .streaming import ThoughtAndAnswer
 
 HELP = """\
 /new [SYSTEM]        begin another chat, with a system prompt if there is text
@@ -39,111 +34,10 @@ TO_COPY = EXAMPLE.replace("\n", "\\\n")  # as a message of several lines is writ
 OF_TEXT = {"max_new_tokens": integer(1), "do_sample": bool, **SAMPLING}
 
 
-def chat_command(arguments: argparse.Namespace) -> int:
-    """
-    Runs the chat until its input ends. Returns the exit status.
-
-    Raises:
-        `ValueError`, `OSError`: before the first message, for what does not fit. Later errors are printed.
-        `KeyboardInterrupt`: for Ctrl-C twice where a message is waited for.
-    """
-    settings = settings_of(arguments)
-    config = SSRConfig(**settings)
-    tokenizer = load_tokenizer(arguments)
-    settle_markers(config, tokenizer)
-    conversation = Conversation(load_model(arguments), tokenizer, config, arguments.prefill)
-    conversation.restart(arguments.system)
-    torch.manual_seed(arguments.seed)
-    of_reasoner = arguments.model is None
-    if of_reasoner:
-        note(reasoner_notice(TO_COPY))
-    note("/help lists the commands; Ctrl-C while it thinks: answer now")
-    session = Session(conversation, {**settings, "draft_budgets": config.draft_budgets}, of_reasoner)
-    with handling(lambda *_: None):  # a Ctrl-C that comes when an answer is over ends nothing
-        for line in messages():
-            try:
-                if not session.handle(line):
-                    break
-            except Exception as error:  # a template that refuses, no memory, ...: whatever it is, the chat is not lost
-                note(f"hf-ssr: {error}")
-    return 0
-
-
 def note(text: str) -> None:
     """A line that is not the model's, dim on a terminal."""
     begin, end = dim()
     print(f"{begin}{text}{end}", file=sys.stderr, flush=True)
-
-
-def messages() -> Iterator[str]:
-    """What the user writes, until the end of input; at a terminal with a prompt, a history and line editing."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        with suppress(ImportError):
-            import readline  # noqa: F401  `input` uses it where there is one
-    held, was_interrupted = "", False
-    while True:
-        try:
-            with handling(signal.default_int_handler):
-                line = input(("... " if held else "> ") if is_terminal else "")
-        except EOFError:
-            if held:
-                yield held
-            return
-        except KeyboardInterrupt:
-            if was_interrupted or not is_terminal:
-                raise
-            held, was_interrupted = "", True
-            note("\n/exit, Ctrl-D or Ctrl-C once more leaves")
-            continue
-        was_interrupted = False
-        if line.endswith("\\"):
-            held += line[:-1] + "\n"
-            continue
-        text, held = held + line, ""
-        if text.strip():
-            yield text
-
-
-class _Halt(StoppingCriteria):
-    """Ends the text at the next token."""
-
-    is_set = False
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs) -> torch.BoolTensor:
-        return torch.full((input_ids.shape[0],), self.is_set, dtype=torch.bool, device=input_ids.device)
-
-
-class Interrupts:
-    """
-    Ctrl-C while the model writes: first the thought closes, then the text ends at the next token, and for who cannot
-    wait for that it ends where it is. When the text is over, nothing is left to end.
-
-    Args:
-        is_thinking (`Callable[[], bool]`): whether a thought is open.
-    """
-
-    def __init__(self, is_thinking: Callable[[], bool]):
-        self.stop, self.halt, self._is_thinking = StopThinking(), _Halt(), is_thinking
-        self.is_over = False
-
-    @property
-    def criteria(self) -> list[StoppingCriteria]:
-        """For `generate`."""
-        return [self.stop, self.halt]
-
-    def interrupt(self, *_) -> None:
-        """The handler of the signal. It must not print: it may have interrupted a print."""
-        if self.is_over:
-            return
-        if self.halt.is_set:
-            self.is_over = True
-            raise KeyboardInterrupt
-        if self._is_thinking() and not self.stop.is_set:
-            self.stop.set()
-            os.write(2, b"\n[answer now]\n")
-        else:
-            self.halt.is_set = True
 
 
 class _Shown(ThoughtAndAnswer):

@@ -1,44 +1,15 @@
-"""What the command writes to a terminal: thought and answer as they come."""
+"""Thought and answer on a terminal, as they come."""
 
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TextIO
 
 import torch
 from transformers import TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
-from .config import SSRConfig
-from .markers import resolve_markers
-from .think_state import ThinkingState
-
-
-def moving(file: TextIO) -> bool | None:
-    """
-    `False` where nothing should move, for `force_interactive` or `force_terminal` of a rich console: a pipe keeps every
-    frame, also one that asks for colours (`FORCE_COLOR`), and so does a notebook's `!hf-ssr`, though it is a terminal.
-    """
-    return None if file.isatty() and "JPY_PARENT_PID" not in os.environ else False
-
-
-def dim() -> tuple[str, str]:
-    """What begins and ends dim text on stderr; nothing where it is no terminal."""
-    return ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-
-
-@contextmanager
-def handling(handler: Callable) -> Iterator[None]:
-    """What Ctrl-C does within, unless it is ignored; elsewhere it ends the command at once (`__main__.py`)."""
-    earlier = signal.getsignal(signal.SIGINT)
-    if earlier is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, earlier)
+from ..config import SSRConfig
+from ..markers import resolve_markers
+from ..running.terminal import dim
+from ..think_state import ThinkingState
 
 
 class _TextTo(TextStreamer):
@@ -61,7 +32,10 @@ class ThoughtAndAnswer(BaseStreamer):
 
     def __init__(self, tokenizer, config: SSRConfig, prompt: list[int]):
         self._tokenizer = tokenizer
-        self._state = ThinkingState(resolve_markers(config, tokenizer), prompt)
+        markers = resolve_markers(config, tokenizer)
+        self._state = ThinkingState(markers, prompt)
+        self._start = None if markers is None else markers.start
+        self._later_start = None if markers is None else markers.later_start
         self._thought = self._stream_of_thought()
         self._answer = _TextTo(tokenizer, sys.stdout, skip_special_tokens=True)
         self._held: list[int] = []  # may turn out to be a marker, or to lead to the answer
@@ -73,7 +47,7 @@ class ThoughtAndAnswer(BaseStreamer):
         """Whether a thought is open."""
         return self._state.open
 
-    def put(self, value: torch.LongTensor) -> None:
+    def put(self, value: torch.Tensor) -> None:
         if self._is_prompt:
             self._is_prompt = False
             return
@@ -98,13 +72,13 @@ class ThoughtAndAnswer(BaseStreamer):
             self._open_thought(phase)
         elif phase == "closed":
             self._show_answer()
-        elif len(self._held) > state.markers.start.window:  # else the start marker may yet be completed
+        elif self._start is None or len(self._held) > self._start.window:  # else the start marker may yet be completed
             self._flush()
 
     def _open_thought(self, phase: str) -> None:
         """What is held ends with a start marker. What is before the first thought is no answer."""
-        marker = self._state.markers.later_start
-        length = 0 if phase == "unstarted" else marker.begin_in(self._held)
+        marker = None if phase == "unstarted" else self._later_start
+        length = 0 if marker is None else marker.begin_in(self._held)
         if self._may_lead(self._held[:length]):
             length = 0
         del self._held[length:]
@@ -113,11 +87,10 @@ class ThoughtAndAnswer(BaseStreamer):
 
     def _show_answer(self) -> None:
         """As far as what is held is no marker, does not begin one, and does not lead from a close to the answer."""
-        tail, marker = list(self._state.tail), self._state.markers.later_start if self._state.markers else None
-        if self._is_behind_close and self._held == tail:
+        if self._is_behind_close and self._held == list(self._state.tail):
             self._held.clear()
             self._is_behind_close = False
-        begun = 0 if marker is None else marker.begun_by(self._held)
+        begun = 0 if self._later_start is None else self._later_start.begun_by(self._held)
         if not self._may_lead(self._held) and not (begun and self._may_lead(self._held[:-begun])):
             self._flush(begun)
 

@@ -84,7 +84,7 @@ def reaches(endpoint: str) -> bool:
 
     hub, proxies = urlsplit(endpoint), getproxies()
     proxy = urlsplit(proxies.get(hub.scheme) or proxies.get("all") or "")
-    address = hub if not proxy.hostname or proxy_bypass(hub.hostname) else proxy
+    address = hub if not proxy.hostname or proxy_bypass(hub.hostname or "") else proxy
     try:
         port = address.port or (80 if address.scheme == "http" else 443)
         socket.create_connection((address.hostname, port), timeout=HUB_SECONDS).close()
@@ -158,7 +158,7 @@ def settle_markers(config, tokenizer) -> None:
     Raises:
         `ValueError`: if a setting needs them.
     """
-    from .markers import resolve_markers
+    from ..markers import resolve_markers
 
     if resolve_markers(config, tokenizer) is not None:
         return
@@ -170,7 +170,7 @@ def settle_markers(config, tokenizer) -> None:
 
 
 def _source(arguments: argparse.Namespace) -> str:
-    from .bench.reasoner import reasoner_folder
+    from .reasoner import reasoner_folder
 
     return arguments.source or str(reasoner_folder())
 

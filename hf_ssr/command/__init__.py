@@ -1,0 +1,1 @@
+"""`hf-ssr`: what is typed, asked, said and shown. Not for the Hub."""
