@@ -10,11 +10,11 @@ from transformers.generation.stopping_criteria import (
     MaxTimeCriteria,
     StopStringCriteria,
 )
-from transformers.generation.utils import GenerationMixin
 
 from .config import SSRConfig
-from .drafting import ROW_WISE_PROCESSORS
 from .forking import has_linear_attention, unsupported_cache
+from .host import eos_token_ids, extends_kwargs_itself, is_of_user, is_stateful
+from .processors import ROW_WISE_PROCESSORS
 from .self_check import why_not_in_blocks
 
 # a recurrent layer is told from a convolution only in its first forward, but by its name before
@@ -35,7 +35,7 @@ def why_plain(
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name) and config.return_dict_in_generate:
             return f"`{name}` is set, which is not supported"
-    if type(model)._update_model_kwargs_for_generation is not GenerationMixin._update_model_kwargs_for_generation:
+    if extends_kwargs_itself(model):
         return f"{type(model).__name__} prepares its steps in a way of its own"
     cache: Any = model_kwargs.get("cache") if config.use_cache else None
     reason = unsupported_cache(cache) or _why_positions_are_plain(model, config, prompt_length)
@@ -68,10 +68,10 @@ def _why_positions_are_plain(model, config: SSRConfig, prompt_length: int) -> st
 def why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, model_kwargs) -> str | None:
     """The same for a batch. Each row goes its own way, so what sees all rows at once cannot be asked about one."""
     cache = model_kwargs["cache"]
-    if type(cache) is not DynamicCache or getattr(cache, "_is_user_defined", False):
+    if type(cache) is not DynamicCache or is_of_user(cache):
         return "a batch (`num_return_sequences` counts) needs a DynamicCache of its own"
     layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ["unknown"]
-    if model._is_stateful or (has_linear_attention(cache) and not set(layer_types) <= WINDOWED_LAYER_TYPES):
+    if is_stateful(model) or (has_linear_attention(cache) and not set(layer_types) <= WINDOWED_LAYER_TYPES):
         return f"in a batch, the recurrent state of {type(model).__name__} would have to go back for each row alone"
     if model_kwargs.get("position_ids") is None:
         return (
@@ -89,6 +89,6 @@ def why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, m
         unknown = next((type(each).__name__ for each in others), None)
         if unknown is not None:
             return f"{unknown} may look at all rows of a batch at once"
-    if any(type(each) is StopStringCriteria for each in criteria) and config._eos_token_tensor is None:
+    if any(type(each) is StopStringCriteria for each in criteria) and not eos_token_ids(config):
         return "`stop_strings` without an end-of-text token do not end the rows of a batch one by one"
     return None

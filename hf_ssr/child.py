@@ -1,18 +1,23 @@
 """The child: the fork that drafts the answer while its parent thinks, and how it picks its tokens."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from transformers import LogitsProcessorList
 
-from .drafting import ANSWER, Draft, Drafter
+from .choosing import DraftSampling
+from .drafting import Draft, Drafter
+from .following import Decisions, exact
+from .lanes import Lane
+from .metrics import SSRMetrics
+from .output import Stream
 from .target import Row
-from .verifying import DraftProbs, gumbel_choice
-
-MOST_PROBS_BYTES = 2**28  # of one draft: 200 tokens of a distribution over 160,000, or any length under a top-k
+from .verifying import DraftProbs
 
 
-class Child:
+class Child(Lane):
     """
     The fork of the text that closes the thought early and drafts the answer: one token a step, or as many as its own
     drafter proposes and it would have picked itself. So an earlier draft is gone through in a few steps.
@@ -28,6 +33,9 @@ class Child:
         eos_ids (`set[int]`): tokens that end the draft.
         drafter ([`Drafter`]): proposes what the child may pick; is told what it picks.
         max_draft_length (`int`, *optional*): most drafted tokens.
+        stream ([`Stream`]): is shown the draft.
+        metrics ([`SSRMetrics`]): of the parent, which waits while the child picks.
+        end (`Callable[[str], None]`): ends the stage, for a reason of [`Stage`].
     """
 
     def __init__(
@@ -36,15 +44,16 @@ class Child:
         draft_budget: int,
         forced_close,
         logits_processor: LogitsProcessorList,
-        sampling: "DraftSampling",
+        sampling: DraftSampling,
         eos_ids: set[int],
         drafter: Drafter,
-        max_draft_length: int | None = None,
+        max_draft_length: int | None,
+        stream: Stream,
+        metrics: SSRMetrics,
+        end: Callable[[str], None],
     ):
-        self.row = row
-        self.drafter = drafter
+        super().__init__(row, drafter)
         self.forwards, self.seconds = 0, 0.0  # that it has taken part in, and what they took
-        self._drafted = Draft()
         self.draft_budget = draft_budget
         self.tokens: list[int] = []  # the draft, without the close
         self.probs: list[DraftProbs | None] = []  # what each was drawn from, if `sampling` keeps it
@@ -54,40 +63,31 @@ class Child:
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._max_draft_length = max_draft_length
+        self._stream, self._metrics, self._end = stream, metrics, end
 
-    def forced(self, limit: int) -> list[int]:
-        """At most `limit` tokens of what is left of the close."""
-        return self._forced[: max(0, limit)]
+    def limit(self, most: int) -> int:
+        """Tokens to draft behind the close."""
+        return super().limit(most - len(self._forced))
 
-    def propose(self, limit: int) -> Draft:
-        """A draft of at most `limit` tokens that may come next, behind the close."""
-        return self.drafter.propose(min(self.drafter.num_draft_tokens, limit))
+    def behind_forced(self, draft: Draft, most: int) -> Draft:
+        """What is left of the close, and a draft behind it."""
+        forced = self._forced[: max(0, most)]
+        return replace(draft, ids=forced + draft.ids, forced=len(forced))
 
-    def behind_close(self, forced: list[int], draft: Draft) -> Draft:
-        """What is left of the close, and a draft behind it, as one."""
-        self._drafted = draft if len(forced) == len(self._forced) else Draft()
-        return Draft(forced + self._drafted.ids)
+    def phase(self, draft: Draft) -> str:
+        """Of the metrics."""
+        return "drafting"
 
-    def choose(self, draft: Draft, logits: torch.FloatTensor) -> None:
-        """
-        Appends the child's next tokens, as long as what it picks is what was proposed, and one more.
+    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+        """The close, then what the child picks."""
+        return exact(draft, lambda place: self._next(logits[:, place]))
 
-        Args:
-            draft ([`Draft`]): what was proposed.
-            logits (`torch.FloatTensor` of shape `(1, draft_length + 1, vocab_size)`): what the target says comes after
-                the text, and after each draft token.
-        """
-        drafted, self._drafted = self._drafted, Draft()
-        forced = len(draft.ids) - len(drafted.ids)
-        for kept in range(logits.shape[1]):
-            token = self._next(logits[:, kept])
-            self.row.append(token)
-            if self.row.room <= 0 and not self.ended_by:
-                self.ended_by = "max_length"
-            if self.ended_by or draft.ids[kept : kept + 1] != [token]:
-                break
-        agrees = draft.ids[kept : kept + 1] == [token]
-        self.drafter.record.note(drafted, max(0, kept + agrees - forced))
+    def take(self, token: int, source: str | None) -> bool:
+        """Appends a token."""
+        self.row.append(token)
+        if self.row.room <= 0 and not self.ended_by:
+            self.ended_by = "max_length"
+        return not self.ended_by
 
     def _next(self, logits: torch.FloatTensor) -> int:
         """The next token of the close, or one that the child picks."""
@@ -105,46 +105,19 @@ class Child:
             self.ended_by = "max_draft_length"
         return token
 
+    def count_forward(self, phase: str, seconds: float) -> None:
+        """The parent's stage tells what it took."""
+        self.forwards += 1
+        self.seconds += seconds
 
-@dataclass
-class DraftSampling:
-    """
-    How a child picks a token.
+    def timed(self) -> AbstractContextManager:
+        """The parent waits for it."""
+        return self._metrics.timed("drafting_exposed")
 
-    Args:
-        temperature (`float`): 0 = the likeliest. Processors of the parent come before it.
-        generator (`torch.Generator`, *optional*): the child's own.
-        noise (`tuple[int, int]`, *optional*): seed of the text, and the position of the draft's first token in the
-            answer: the child draws with the very noise with which its parent will draw there.
-        keeps_probs (`bool`): whether to keep what a token was drawn from, as long as `kept_bytes` allow.
-    """
+    def end_round(self) -> None:
+        """The draft is shown as it grows."""
+        self._stream.preview(self.tokens)
 
-    temperature: float = 0.0
-    generator: torch.Generator | None = None
-    noise: tuple[int, int] | None = None
-    keeps_probs: bool = False
-    kept_bytes: int = 0
-
-    def pick(self, scores: torch.FloatTensor, index: int) -> tuple[int, DraftProbs | None]:
-        """
-        The token number `index` of the draft, and what it was drawn from.
-
-        Args:
-            scores (`torch.FloatTensor` of shape `(1, vocab_size)`): processed.
-        """
-        if self.temperature == 0:
-            return int(scores.argmax(dim=-1)), None
-        scores = scores / self.temperature
-        if self.noise is not None:
-            seed, begin = self.noise
-            return gumbel_choice(scores, seed, (ANSWER, begin + index)), None
-        probs = scores.softmax(dim=-1)
-        token = int(torch.multinomial(probs, num_samples=1, generator=self.generator))
-        if not self.keeps_probs:
-            return token, None
-        support = probs[0].nonzero()[:, 0]
-        kept = DraftProbs(support.int(), probs[0, support])
-        if self.kept_bytes + kept.nbytes > MOST_PROBS_BYTES:
-            return token, None  # as good as a token that was not drawn
-        self.kept_bytes += kept.nbytes
-        return token, kept
+    def end(self, reason: str) -> None:
+        """The stage is over."""
+        self._end(reason)

@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import sys
 import warnings
 from typing import Any, cast
 
@@ -10,6 +9,7 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
+from .host import is_read_by_continuous_batching
 from .markers import resolved_settings
 from .validating import SETTINGS, SOURCES, forks_on_request, refuse_lookalikes, validate_settings
 
@@ -217,8 +217,7 @@ class SSRConfig(GenerationConfig):
         As in [`~transformers.GenerationConfig`]. Continuous batching (`generate_batch`) asks no config for its mode. It
         asks for this once, before it changes anything: the one place to say that SSR is left out.
         """
-        caller = sys._getframe(1)
-        if caller.f_code.co_name == "init_continuous_batching":
+        if is_read_by_continuous_batching():
             reason = "continuous batching (`generate_batch`) does not run it, and does not enforce `thinking_budget`"
             not_applicable(self, reason, "continuous batching without either")
         return vars(self).get("eos_token_id")

@@ -11,26 +11,24 @@ repeat. So a later child goes through an earlier draft in a few steps, and corre
 Where an answer opens a thought again, all of this begins anew.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
-from functools import partial
-
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from .choosing import Chooser
 from .config import SSRConfig
-from .costs import RoundClock
-from .drafter_suffix import SuffixDrafter
-from .drafting import Draft, processors_of_row
+from .draft_sources import DraftSources
+from .host import kernels_for_steps
+from .lanes import Parent
 from .metrics import SSRMetrics
-from .output import SSROutput, Stream
-from .preparing import prepare, run_plain
+from .output import SSROutput, Stream, collect
+from .preparing import Preparation, prepare, run_plain
+from .processors import processors_of_row
+from .rounds import Rounds
 from .scheduling import ForkSchedule, Governor
 from .seeding import row_seeds
 from .shared_prefix import SharedPrefixTarget
-from .speculating import verify
-from .state import TextState, collect
-from .target import Row, Target
+from .stages import Stages
+from .target import Target
 
 
 def ssr_decoding(
@@ -72,221 +70,59 @@ def ssr_decoding(
             return run_plain(plan, model, input_ids, config, stream, metrics, synced_gpus=synced_gpus, **plain)
         target = SharedPrefixTarget(model, input_ids, config, metrics, model_kwargs)
         governor = Governor(config, model)
-        texts = [
-            TextState(
-                row,
-                config,
-                thinking,
-                partial(SuffixDrafter.from_config, config, thinking.tail),
-                stream,
-                metrics if target.batch_size == 1 else SSRMetrics(prompt_tokens=tokens),
-                governor.clock,
-                prediction=prediction,
-                logits_processor=processors_of_row(logits_processor, place),
-                stopping_criteria=stopping_criteria,
-            )
-            for place, (row, thinking, prediction, tokens) in enumerate(
-                zip(target.rows, plan.thinking, plan.predictions, plan.prompt_tokens, strict=True)
-            )
-        ]
-        if config.rule != "exact":
-            for text, seed in zip(texts, row_seeds(input_ids, model_kwargs.get("attention_mask")), strict=True):
-                text.seed = seed
-        generate_texts(target, texts, ForkSchedule(config), governor)
+        texts = _texts(target, plan, governor, stream, logits_processor, stopping_criteria)
+        generate_texts(target, texts, governor)
     return collect(target, texts)
 
 
-def generate_texts(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
+def generate_texts(target: Target, texts: list[Parent], governor: Governor) -> None:
     """Think, draft, verify and speculate, all texts in step, until each is done."""
     with target.metrics.timed("prefill"):
         target.prefill()
         governor.begin(*target.last_shape)
+    rounds = Rounds(target, governor)
     try:
-        for text in texts:
-            if text.metrics is not target.metrics:
-                text.metrics.forwards["prefill"] = 1
         while running := [text for text in texts if not text.done]:
-            if all(text.thinking.open for text in running):
-                think_on(target, running, schedule, governor)
+            if all(text.is_thinking for text in running):
+                think_on(target, running, rounds)
             else:
-                step(target, running, schedule, governor)
+                rounds.play(running)
     finally:
         target.settle()
 
 
-def think_on(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
+def think_on(target: Target, texts: list[Parent], rounds: Rounds) -> None:
     """Until one of the thoughts closes. Experts have a kernel of their own for one-token steps."""
-    with target.model._optimize_model_for_decode():
-        while all(text.thinking.open and not text.done for text in texts):
-            step(target, texts, schedule, governor)
+    with kernels_for_steps(target.model):
+        while all(text.is_thinking and not text.done for text in texts):
+            rounds.play(texts)
 
 
-def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
-    """One forward for all texts and their children, over what they propose; each takes a token at least."""
-    governor.open_round(len(texts))
-    needs_forward = not target.has_logits  # the prefill yields the first token, without a draft
-    drafts = propose(target, texts, schedule, governor) if needs_forward else {}
-    if not drafts:
-        drafts = {text.row: Draft() for text in texts}
-    phases = [_phase(text, drafts[text.row]) for text in texts]
-    phase = next(name for name in ("drafting", "thinking", "verify", "speculate") if name in phases)
-    with target.metrics.timed(phase):
-        lengths = {text: text.row.length for text in texts}
-        proposed = {row: draft.ids for row, draft in drafts.items()}
-        recording = any(proposed.values()) or not all(text.thinking.open for text in texts)
-        try:
-            logits = target.forward(phase, proposed, recording)
-        except torch.OutOfMemoryError:
-            if not (drop_children(texts) and target.undo_forward()):
-                raise
-            target.keep([text.row for text in texts])
-            logits = target.forward(phase, proposed, recording)
-        for child in (text.child for text in texts if text.child is not None and text.child.row in logits):
-            child.forwards += 1
-            child.seconds += target.metrics.timeline[-1][-1]
-        for text, own_phase in zip(texts, phases, strict=True):
-            draft = drafts[text.row]
-            if text.metrics is not target.metrics:
-                text.metrics.forwards[own_phase] += needs_forward
-            if text.thinking.open:
-                think(text, draft, drafts, logits, schedule, governor)
-            else:
-                record = text.drafter.record  # a thought may open on the way, and has another
-                record.note(draft, verify(text, draft, logits[text.row], needs_forward))
-        if needs_forward:
-            governor.pay([text.row.length - length for text, length in lengths.items()], *target.last_shape)
-        stop_costly_children(target, texts, schedule, governor)
-        arrange_rows(target, texts, governor.clock)
-        governor.close_round(target.last_shape if needs_forward else None)
-
-
-def _phase(text: TextState, draft: Draft) -> str:
-    if text.thinking.open:
-        return "thinking" if text.child is None else "drafting"
-    return "verify" if draft.is_prefix else "speculate"
-
-
-def propose(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> dict[Row, Draft]:
-    """What each row may write next. In a batch, rows that think take one token: else all rows would have to move."""
-    children = [text.child for text in texts if text.child is not None]
-    # shorter rows are filled up, and nothing may lie past the end
-    room = min(each.row.room for each in [*texts, *children])
-    if target.batch_size > 1:
-        shape = partial(_widened, len(target.rows))
-        return {
-            text.row: Draft() if text.thinking.open else governor.fitted(text.propose(room - 1), shape)
-            for text in texts
-        }
-    (text,) = texts
-    child, limit = text.child, room - 1
-    may_differ = child is None or target.takes_uneven_blocks
-    if text.thinking.open:
-        limit = min(limit, until_fork(text, schedule)) if may_differ and text.speculates_thinking else 0
-    draft = governor.fitted(text.propose(limit), lambda n: target.shape_of([1 + n, *[1] * len(children)]))
-    drafts = {text.row: draft}
-    if child is not None and may_differ:
-        own, forced = 1 + len(draft.ids), child.forced(room - 1)
-        ahead = child.propose(room - 1 - len(forced))
-        ahead = governor.fitted(ahead, lambda n: target.shape_of([own, 1 + len(forced) + n]), target.shape_of([own]))
-        drafts[child.row] = child.behind_close(forced, ahead)
-    return drafts
-
-
-def _widened(rows: int, length: int) -> tuple[int, int]:
-    return rows, 1 + length
-
-
-def until_fork(text: TextState, schedule: ForkSchedule) -> int:
-    """Tokens that the thought may grow by before a budget that was asked for."""
-    budget = None if schedule.is_auto else text.next_budget(schedule)
-    return text.row.room if budget is None else budget - text.thinking.thinking_tokens
-
-
-def think(
-    text: TextState,
-    draft: Draft,
-    drafts: Mapping[Row, Draft],
-    logits: dict[Row, torch.FloatTensor],
-    schedule: ForkSchedule,
+def _texts(
+    target: Target,
+    plan: Preparation,
     governor: Governor,
-) -> None:
-    """
-    The parent takes the tokens of its thought that it would have written anyway, and one more. At a budget it is
-    forked before the last: the child closes the thought at once and drafts the answer, step by step with the parent.
-    """
-    own_logits, child = logits[text.row], text.child
-    if child is not None and child.row in logits:
-        with text.metrics.timed("drafting_exposed"):  # the parent waits for it
-            child.choose(drafts.get(child.row, Draft()), logits[child.row])
-            text.stream.preview(child.tokens)
-    choices = text.choices(own_logits)
-    for kept in range(own_logits.shape[1]):
-        token = next(choices)
-        agrees = draft.ids[kept : kept + 1] == [token]
-        if not agrees and may_fork(text, token, schedule, governor):
-            with governor.clock.apart("fork", own_logits.device):
-                text.end_stage("fork")
-                text.fork(text.thinking.thinking_tokens)
-                text.child.choose(Draft(), own_logits[:, kept : kept + 1])
-        text.emit(token, draft.source if agrees else "model")
-        text.drafter.observe(token)
-        if not agrees or text.done or not text.thinking.open:
-            break
-    kept += agrees
-    text.records["thought"].note(draft, kept)
-    text.metrics.thinking_drafted_tokens += len(draft.ids)
-    text.metrics.thinking_accepted_tokens += kept
-    if text.child is not None and text.child.ended_by:
-        text.end_stage(text.child.ended_by)
-    if text.done or not text.thinking.open:
-        text.end_stage("stop" if text.thinking.open else "close")
-        if not text.done:
-            text.begin_answer()
-
-
-def may_fork(text: TextState, token: int, schedule: ForkSchedule, governor: Governor) -> bool:
-    """Whether a stage begins before `token` of the thought."""
-    budget = text.next_budget(schedule)
-    if budget is None or budget > text.thinking.thinking_tokens or not text.can_draft_ahead_of(token):
-        return False
-    return not schedule.is_auto or governor.allows_stage()
-
-
-def stop_costly_children(target: Target, texts: list[TextState], schedule: ForkSchedule, governor: Governor) -> None:
-    """Under automatic budgets, what is not paid back has a limit."""
-    children = [text for text in texts if text.child is not None and text.child.row in target.rows]
-    shape = target.shape_of([1] * len(target.rows))
-    if schedule.is_auto and children and not governor.allows_child(len(texts), shape):
-        for text in children:
-            text.end_stage("overhead")
-
-
-def drop_children(texts: list[TextState]) -> bool:
-    """There is no memory for them; whether there were any. What they have drafted stays."""
-    parents = [text for text in texts if text.child is not None]
-    for text in parents:
-        text.end_stage("out_of_memory")
-    return bool(parents)
-
-
-def arrange_rows(target: Target, texts: list[TextState], clock: RoundClock) -> None:
-    """The cache forgets what was rejected; rows of texts that are done and of ended children go, new children come."""
-    if target.batch_size > 1 and all(text.done for text in texts):
-        return
-    kept = [text for text in texts if not text.done] or texts
-    children = {text.child.row: text for text in kept if text.child is not None}
-    new = [row for row in children if row not in target.rows]
-    rows = [text.row for text in kept] + [row for row in children if row in target.rows]
-    changes = new or len(rows) < len(target.rows)
-    ends = any(row.origin is not None and row not in rows for row in target.rows)
-    with target.metrics.timed("drafting_exposed") if changes else nullcontext():
-        with clock.apart("end", texts[0].row.ids.device) if ends else nullcontext():
-            target.keep(rows)
-        if not new:
-            return
-        try:
-            with clock.apart("fork", texts[0].row.ids.device):
-                target.fork(new)
-        except torch.OutOfMemoryError:
-            for row in new:
-                children[row].end_stage("out_of_memory")
+    stream: Stream,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+) -> list[Parent]:
+    """One lane a prompt, and what it may fork and draft from."""
+    config, schedule = target.config, ForkSchedule(target.config)
+    seeds = [0] * len(target.rows)
+    if config.rule != "exact":
+        ids = torch.cat([row.ids for row in target.rows])
+        seeds = row_seeds(ids, target.model_kwargs.get("attention_mask"))
+    is_batch = len(target.rows) > 1
+    texts = []
+    for index, row in enumerate(target.rows):
+        thinking, prediction = plan.thinking[index], plan.predictions[index]
+        metrics = target.metrics
+        if is_batch:
+            metrics = SSRMetrics(prompt_tokens=plan.prompt_tokens[index])
+            metrics.forwards["prefill"] = 1
+        processors = processors_of_row(logits_processor, index)
+        chooser = Chooser(row, config, thinking, processors, governor.clock, seeds[index])
+        sources = DraftSources(config, row.ids[0].tolist(), thinking.tail, prediction)
+        texts.append(Parent(row, chooser, sources, stopping_criteria, stream, metrics, is_batch))
+        texts[-1].stages = Stages(texts[-1], schedule, governor)
+    return texts

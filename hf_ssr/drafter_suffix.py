@@ -1,48 +1,26 @@
-"""Drafts from what is already written: along a draft, past a mismatch, or where the text's suffix occurred."""
+"""Drafts from what is already written: [`SuffixSearch`] as a [`Drafter`]."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .drafting import Draft, Drafter
 from .metrics import Stage
-from .suffix_automaton import SuffixAutomaton, SuffixMatch
+from .suffix_automaton import SuffixAutomaton
+from .suffix_search import SuffixSearch
 from .verifying import DraftProbs
 
-MOST_DRAFTS = 16  # older drafts are forgotten: each source costs time at every token
-LONGEST_KIND = 8  # matches and runs that are longer count as one kind
 
+class _Drawn(NamedTuple):
+    """What is known of a draft: what each token was drawn from, if it was, and whose it is."""
 
-def _indexed(tokens: SuffixAutomaton | Sequence[int]) -> SuffixAutomaton:
-    return tokens if isinstance(tokens, SuffixAutomaton) else SuffixAutomaton(tokens)
-
-
-@dataclass(eq=False)
-class _Source:
-    """A token sequence to draft from, and the longest suffix of the text that occurs in it."""
-
-    name: str
-    automaton: SuffixAutomaton
-    match: SuffixMatch | None  # None: the text itself, matched against its own past
-    probs: list | None = None  # of a draft: what each token was drawn from
-    stage: Stage | None = None  # of a draft: whose it is
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.automaton.tokens
-
-    def continuation(self) -> tuple[int, int]:
-        """Length of the match, and the index where it goes on."""
-        return self.automaton.longest_repeat() if self.match is None else self.match.continuation()
+    probs: list[DraftProbs | None] | None
+    stage: Stage | None
 
 
 class SuffixDrafter(Drafter):
     """
-    Follows one source at a time, the alignment, and searches for a new place when it is lost.
-
-    After a mismatch it supposes a substitution: the source goes on behind the token that differs, and wherever the old
-    token comes again, the new one is proposed (a renamed variable). If the next token differs too, it takes the place
-    near by that the last tokens match best (after an insertion or a deletion), or the source in which the longest
-    suffix of the text occurs: whichever kind of draft has been kept more often so far.
+    Proposes what [`SuffixSearch`] finds: the place where a draft goes on, or where the longest suffix of the text
+    occurred.
 
     Args:
         sources (`Sequence[str]`): which to use, of draft, thought, prompt, answer.
@@ -53,8 +31,6 @@ class SuffixDrafter(Drafter):
         own (`str`): what the text is: `"answer"` or `"thought"`.
         record ([`AcceptanceRecord`], *optional*): of drafts so far, in texts of this kind.
         written (`SuffixAutomaton`, *optional*): what the text goes on from, of the same kind; grows with it.
-
-    Example: the draft is `a b c d b`, the text `a x`. `x` differs from `b`, so `c d x` is proposed next.
     """
 
     def __init__(
@@ -69,14 +45,7 @@ class SuffixDrafter(Drafter):
         written: SuffixAutomaton | None = None,
     ):
         super().__init__(num_draft_tokens, max_length, record)
-        self._names = tuple(sources)
-        self._min_match_length = min_match_length
-        self._lead = tuple(lead)
-        self.written = SuffixAutomaton() if written is None else written  # the text that was observed
-        self._sources = [_Source(own, self.written, None)] if own in self._names else []
-        self._recent: list[int] = []  # last tokens of the text
-        self._begin = 0
-        self._follow(None, 0)
+        self._search = SuffixSearch(sources, min_match_length, num_draft_tokens, lead, own, self.record, written)
 
     @classmethod
     def from_config(cls, config, lead=(), own="answer", record=None, written=None) -> "SuffixDrafter":
@@ -84,11 +53,14 @@ class SuffixDrafter(Drafter):
         names = ("sources", "min_match_length", "num_draft_tokens")
         return cls(*(config.setting(name) for name in names), config.max_length, lead, own, record, written)
 
+    @property
+    def written(self) -> SuffixAutomaton:
+        """The text that was observed, and what it goes on from."""
+        return self._search.written
+
     def add(self, name: str, tokens: SuffixAutomaton | Sequence[int]) -> None:
         """One more source, not a draft; it may still grow. Of equally long matches, an earlier source wins."""
-        if name in self._names and (name != "answer" or len(tokens)):
-            automaton = _indexed(tokens)
-            self._sources.append(_Source(name, automaton, SuffixMatch(automaton)))
+        self._search.add(name, tokens)
 
     def add_draft(
         self,
@@ -102,126 +74,22 @@ class SuffixDrafter(Drafter):
         `stage` is whose it is, `probs` are what each token was drawn from; they are proposed with it until the first
         token that differs: what a decision has looked at counts as not drawn.
         """
-        if "draft" in self._names and len(tokens):
-            automaton = _indexed(tokens)
-            self._sources.insert(0, _Source("draft", automaton, SuffixMatch(automaton), probs, stage))
-            drafts = [source for source in self._sources if source.name == "draft"]
-            for source in drafts[MOST_DRAFTS:]:
-                self._sources.remove(source)
-            if begin is not None:
-                self._follow(self._sources[0], begin)
-                self._begin = begin
-                self._is_prefix = self._is_unseen = True
+        self._search.add_draft(tokens, begin, _Drawn(probs, stage))
 
     def observe(self, token: int) -> None:
         """The next token of the text."""
-        for source in self._sources:
-            if source.match is not None:
-                source.match.advance(token)
-        self.written.extend(token)
-        self._recent.append(token)
-        del self._recent[: -self.num_draft_tokens]
-        if self._source is not None:
-            self._align(token)
+        self._search.observe(token)
 
     def propose(self, limit: int) -> Draft:
         """At most `limit` tokens that may come next."""
-        if limit <= 0:
+        found = self._search.propose(limit)
+        if found.source is None:
             return Draft()
-        if self._source is None or self._misses or self._position >= len(self._source.tokens):
-            self._realign()
-        if self._source is None or self._misses > 1:
-            return Draft()
-        begin, end = self._position, self._position + limit
-        ids = self._source.tokens[begin:end]
-        if self._renamed:
-            ids = [self._renamed.get(token, token) for token in ids]
-        draft = Draft(ids, self._source.name, self._is_prefix, self._kind, self.record.chance(self._kind))
-        draft.stage = self._source.stage
-        if self._is_unseen and self._source.probs is not None:
-            draft.then = next(iter(self._source.tokens[end : end + 1]), None)
-            draft.probs = self._source.probs[begin : end + 1]
+        draft = Draft(found.ids, found.source.name, found.is_prefix, found.kind, found.chance)
+        if found.source.owner is not None:
+            probs, draft.stage = found.source.owner
+            if found.is_unseen and probs is not None:
+                end = found.begin + limit
+                draft.then = next(iter(found.source.tokens[end : end + 1]), None)
+                draft.probs = probs[found.begin : end + 1]
         return draft
-
-    @property
-    def _kind(self) -> str:
-        """Drafts of a kind are kept about equally often."""
-        if self._is_prefix:
-            return "prefix"
-        if self._run == 0 and self._matched:
-            return f"match {min(self._matched, LONGEST_KIND)}"
-        return f"aligned {min(self._run, LONGEST_KIND)}"
-
-    def _follow(self, source: "_Source | None", position: int, matched: int = 0) -> None:
-        self._source = source
-        self._position = position  # of the token that should come next
-        self._matched = matched  # tokens of the suffix that led here
-        self._run = 0  # tokens that agreed since, halved at each miss
-        self._misses = 0  # tokens since the last that agreed
-        self._renamed: dict[int, int] = {}  # tokens of the source, and what the text has in their places
-        self._is_prefix = self._is_unseen = False
-
-    def _align(self, token: int) -> None:
-        """Moves on by one token of the text."""
-        tokens = self._source.tokens
-        there = tokens[self._position] if self._position < len(tokens) else None
-        agrees = there is not None and self._renamed.get(there, there) == token
-        self._is_unseen = self._is_unseen and agrees
-        if agrees:
-            self._position += 1
-            self._run += 1
-            self._misses = 0
-        elif self._is_prefix and self._position == self._begin == 0 and token in self._lead:
-            pass  # the draft lacks what leads to the answer
-        elif self._is_prefix and self._position == self._begin == 0 and self._lacks_lead(token):
-            self._position = len(self._lead) + 1
-        else:
-            self._is_prefix = False
-            self._misses += 1
-            self._run = min(self._run, 2 * LONGEST_KIND) // 2  # what agreed for long will agree again
-            self._matched = 0
-            if self._misses == 1 and there is not None:
-                self._renamed[there] = token  # suppose a substitution
-                self._position += 1
-            elif self._misses > self.num_draft_tokens:
-                self._follow(None, 0)
-
-    def _lacks_lead(self, token: int) -> bool:
-        """Whether the text goes without the lead that the draft begins with."""
-        tokens, lead = self._source.tokens, self._lead
-        return tuple(tokens[: len(lead)]) == lead and tokens[len(lead) : len(lead) + 1] == [token]
-
-    def _realign(self) -> None:
-        """Goes on where drafts have been kept most often: here, near by, or where the longest suffix occurred."""
-        best, place, matched = 0.0, None, 0
-        if self._source is not None and self._misses <= 1 and self._position < len(self._source.tokens):
-            best = self.record.chance(self._kind)
-        elif self._misses > 1:
-            matched, place = self._best_place_near()
-            best = self.record.chance(f"match {min(matched, LONGEST_KIND)}") if matched else 0.0
-        length, source, position = 0, None, 0
-        for candidate in self._sources:
-            found, follow = candidate.continuation()
-            if found > length:
-                length, source, position = found, candidate, follow
-        if length >= self._min_match_length and self.record.chance(f"match {min(length, LONGEST_KIND)}") > best:
-            self._follow(source, position, length)
-        elif matched:
-            self._position, self._matched, self._misses, self._run = place, matched, 0, 0
-        elif self._source is not None and self._position >= len(self._source.tokens):
-            self._follow(None, 0)
-
-    def _best_place_near(self) -> tuple[int, int]:
-        """How many of the last tokens match near the lost place, and the position behind them."""
-        tokens, reach, recent = self._source.tokens, self.num_draft_tokens, self._recent
-        first, last = max(1, self._position - reach), min(len(tokens) - 1, self._position + reach)
-        best, place = 0, 0
-        for index, token in enumerate(tokens[first - 1 : last], first):
-            if token == recent[-1]:  # `index` is behind it
-                matched = 1
-                while matched < min(len(recent), index) and tokens[index - 1 - matched] == recent[-1 - matched]:
-                    matched += 1
-                nearness = -abs(index - self._position)
-                if (matched, nearness) > (best, -abs(place - self._position)):
-                    best, place = matched, index
-        return best, place

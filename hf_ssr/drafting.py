@@ -1,13 +1,14 @@
-"""What proposes tokens: a draft, how often drafts are kept, and the contract of every drafter."""
+"""What proposes tokens: a draft, and the contract of every drafter."""
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from transformers import LogitsProcessorList
-from transformers.generation import logits_process
 from transformers.generation.candidate_generator import CandidateGenerator
 
+from .draft_records import AcceptanceRecord
 from .metrics import Stage
 from .verifying import DraftProbs
 
@@ -19,7 +20,7 @@ class Draft:
 
     Args:
         ids (`list[int]`): the proposed tokens; empty = nothing to propose.
-        source (`str`, *optional*): where they come from: draft, thought, prompt or answer.
+        source (`str`, *optional*): where they come from: draft, thought, prompt or answer, or what a drafter names.
         is_prefix (`bool`): whether they go on from the beginning of a draft that has agreed so far.
         kind (`str`): how they were found. Drafts of a kind are kept about equally often.
         chance (`float`): how often a token of such a draft was kept so far, if those before it were.
@@ -27,6 +28,9 @@ class Draft:
             and `None` for a token, where it was not drawn. One longer than `ids` if `then` is there.
         stage (`Stage`, *optional*): whose draft it is.
         then (`int`, *optional*): the token drafted behind `ids`: it needs no forward of its own to be verified.
+        parents (`list[int]`, *optional*): of a tree, for each token the index of the one that it comes after; -1 = the
+            text's last. No two tokens after the same one are equal. `None` = a chain.
+        forced (`int`): of the first so many tokens none is chosen: they come next in any case.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -37,33 +41,42 @@ class Draft:
     probs: list[DraftProbs | None] = field(default_factory=list)
     then: int | None = None
     stage: Stage | None = None
+    parents: list[int] | None = None
+    forced: int = 0
+
+    def after(self, node: int, token: int) -> int | None:
+        """The index of a token that comes after the one at `node` (-1 = the text's last), if it was proposed."""
+        if self.parents is None:
+            return node + 1 if self.ids[node + 1 : node + 2] == [token] else None
+        return next((i for i, at in enumerate(self.parents) if at == node and self.ids[i] == token), None)
+
+    def cut(self, length: int) -> None:
+        """To its first `length` tokens. What was drafted behind them, and drawn, can still be verified."""
+        if length < len(self.ids):
+            self.then = self.ids[length] if self.probs else None
+            self.ids, self.probs = self.ids[:length], self.probs[: length + 1]
+            self.parents = None if self.parents is None else self.parents[:length]
 
 
-class AcceptanceRecord:
+class Evidence(NamedTuple):
     """
-    How often drafts of each kind were kept. A kind that is new is supposed to be as good as its match is long; what was
-    long ago counts less.
+    What a forward says of a lane's places: behind the text, and behind each token of the draft.
+
+    Args:
+        logits (`torch.FloatTensor` of shape `(1, draft_length + 1, vocab_size)`): of what comes next.
+        hidden (`Mapping[int, torch.FloatTensor]`): of each layer that a drafter named, shape
+            `(1, draft_length + 1, hidden_size)`.
     """
 
-    def __init__(self):
-        self._counts: dict[str, list[float]] = {}
+    logits: torch.FloatTensor
+    hidden: Mapping[int, torch.FloatTensor] = {}
 
-    def chance(self, kind: str) -> float:
-        """How often a token of such a draft is kept, if those before it are."""
-        kept, lost = self._counts.get(kind, (0.0, 0.0))
-        name, _, length = kind.partition(" ")
-        supposed = 8.0 if name == "prefix" else 2.0 + int(length) if name == "aligned" else float(length)
-        return (kept + supposed) / (kept + lost + supposed + 1)
-
-    def note(self, draft: Draft, kept: int) -> None:
-        """So many tokens of a draft were kept."""
-        if draft.ids:
-            counts = self._counts.setdefault(draft.kind, [0.0, 0.0])
-            counts[0] = FORGETTING * counts[0] + kept
-            counts[1] = FORGETTING * counts[1] + (kept < len(draft.ids))
-
-
-FORGETTING = 0.95  # of what a kind was worth, at each of its drafts
+    def at(self, place: int) -> "Evidence":
+        """Of one place."""
+        return Evidence(
+            self.logits[:, place : place + 1],
+            {layer: states[:, place : place + 1] for layer, states in self.hidden.items()},
+        )
 
 
 class Drafter(CandidateGenerator):
@@ -78,6 +91,8 @@ class Drafter(CandidateGenerator):
         record ([`AcceptanceRecord`], *optional*): of drafts so far.
     """
 
+    layers: Sequence[int] = ()  # of the target, whose hidden states it is shown
+
     def __init__(self, num_draft_tokens: int, max_length: int, record: AcceptanceRecord | None = None):
         self.record = AcceptanceRecord() if record is None else record
         self._proposed = Draft()
@@ -85,13 +100,31 @@ class Drafter(CandidateGenerator):
         self.max_length = max_length
         self.length = 0  # tokens of the text that the drafter knows of
 
-    @abstractmethod
-    def observe(self, token: int) -> None:
-        """The next token of the text."""
+    def cost(self, limit: int) -> float:
+        """What it would take to draft at most `limit` tokens, in plain steps of the target. It is asked beforehand."""
+        return 0.0
 
     @abstractmethod
     def propose(self, limit: int) -> Draft:
         """At most `limit` tokens that may come next."""
+
+    @classmethod
+    def propose_together(cls, drafters: "Sequence[Drafter]", limits: Sequence[int]) -> list[Draft]:
+        """Drafts of several texts. A drafter with a model of its own makes one forward for all."""
+        return [drafter.propose(limit) for drafter, limit in zip(drafters, limits, strict=True)]
+
+    @abstractmethod
+    def observe(self, token: int) -> None:
+        """The next token of the text."""
+
+    def show(self, evidence: Evidence, places: Sequence[int]) -> None:
+        """
+        What the target's forward says of the tokens before those that were observed in this round.
+
+        Args:
+            evidence ([`Evidence`]): of all places of the lane.
+            places (`Sequence[int]`): of these, the kept ones, in the order of the text.
+        """
 
     def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, None]:
         """
@@ -113,82 +146,3 @@ class Drafter(CandidateGenerator):
     def update_candidate_strategy(self, input_ids, scores, num_matches) -> None:
         """What was accepted is seen in the next `input_ids`; how much, is noted."""
         self.record.note(self._proposed, num_matches)
-
-
-THOUGHT, ANSWER = 0, 1  # parts of a text: where noise is keyed by position
-
-
-# transformers' processors that depend on nothing but their arguments: a child can use the parent's own
-_STATELESS = {
-    getattr(logits_process, name, None)
-    for name in (
-        "ForcedBOSTokenLogitsProcessor",
-        "ForcedEOSTokenLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-        "MinLengthLogitsProcessor",
-        "MinNewTokensLengthLogitsProcessor",
-        "NoBadWordsLogitsProcessor",
-        "NoRepeatNGramLogitsProcessor",
-        "RepetitionPenaltyLogitsProcessor",
-        "SequenceBiasLogitsProcessor",
-        "SuppressTokensAtBeginLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
-    )
-}
-_WARPERS = {  # they cut the tail of a distribution: no matter to a greedy child
-    getattr(logits_process, name, None)
-    for name in (
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "MinPLogitsWarper",
-        "TopHLogitsWarper",
-        "TopKLogitsWarper",
-        "TopPLogitsWarper",
-        "TypicalLogitsWarper",
-    )
-}
-
-
-# those that do with a row of a batch what they do with it among the others
-ROW_WISE_PROCESSORS = _STATELESS | _WARPERS | {logits_process.TemperatureLogitsWarper}
-
-
-_ALWAYS_LAST = _WARPERS | {
-    getattr(logits_process, name, None)
-    for name in (
-        "LogitNormalization",
-        "SynthIDTextWatermarkLogitsProcessor",
-        "TemperatureLogitsWarper",
-        "WatermarkLogitsProcessor",
-    )
-}
-
-
-def place_of_budget(processors: LogitsProcessorList) -> int:
-    """Where `generate` puts a processor that is passed to it: before its own that cut, watermark and normalize."""
-    place = len(processors)
-    while place and type(processors[place - 1]) in _ALWAYS_LAST:
-        place -= 1
-    return place
-
-
-def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """For one row: a repetition penalty knows how far each is padded."""
-
-    def of_row(processor):
-        is_penalty = type(processor) is logits_process.RepetitionPenaltyLogitsProcessor
-        padding = processor.prompt_ignore_length if is_penalty else None
-        return type(processor)(processor.penalty, padding[row : row + 1]) if torch.is_tensor(padding) else processor
-
-    return LogitsProcessorList(map(of_row, processors))
-
-
-def child_processors(parent: LogitsProcessorList, greedy: bool, own_temperature: bool = True) -> LogitsProcessorList:
-    """
-    Those of the parent's processors that a child may call: known ones without state. Any other could draw from the
-    random stream, count its calls, or fail on a text that is not the output; without it the draft may be worse, the
-    output is the same. The temperature is left out if the child has its own.
-    """
-    usable = _STATELESS if greedy else _STATELESS | _WARPERS if own_temperature else ROW_WISE_PROCESSORS
-    return LogitsProcessorList([processor for processor in parent if type(processor) in usable])

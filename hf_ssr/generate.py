@@ -7,8 +7,6 @@ On the Hub this file is `custom_generate/generate.py`, with the modules it impor
 import copy
 import functools
 import inspect
-import sys
-from types import FrameType
 from typing import Any
 
 from transformers import GenerationConfig, StoppingCriteriaList
@@ -17,10 +15,12 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerationMi
 from .config import GENERATION_MODE, SETTINGS, SSRConfig, overruled
 from .decoding import ssr_decoding
 from .drafter_suffix import SuffixDrafter
+from .host import is_prepared, local_of_generate, require_members, validate_mode
 from .output import Stream
 from .preparing import predictions_of
 from .validating import refuse_lookalikes
 
+require_members()
 _DECODING_METHOD = f"_{GENERATION_MODE}_decoding"
 GENERATION_MODES_MAPPING[GENERATION_MODE] = _DECODING_METHOD
 setattr(GenerationMixin, _DECODING_METHOD, ssr_decoding)
@@ -51,14 +51,14 @@ def generate(*args: Any, **kwargs: Any) -> Any:
 def _is_decoding_call(kwargs: dict[str, Any]) -> bool:
     """Whether `generate` of transformers calls a decoding method, its preparations done."""
     config = kwargs.get("generation_config")
-    return isinstance(kwargs.get("stopping_criteria"), StoppingCriteriaList) and hasattr(config, "_eos_token_tensor")
+    return isinstance(kwargs.get("stopping_criteria"), StoppingCriteriaList) and is_prepared(config)
 
 
 def _decode(model, input_ids, generation_config: GenerationConfig, **kwargs):
     # transformers keeps these from a callable; without its streamer, the reader of a stream would wait for ever
     for name in ("streamer", "tokenizer"):
         if kwargs.get(name) is None:
-            kwargs[name] = _local_of_generate(name)
+            kwargs[name] = local_of_generate(name)
     with Stream.around(kwargs["streamer"]) as stream:
         config = SSRConfig.from_config(generation_config)
         config.update(**{name: value for name in SETTINGS if (value := kwargs.pop(name, None)) is not None})
@@ -70,28 +70,9 @@ def _decode(model, input_ids, generation_config: GenerationConfig, **kwargs):
             raise ValueError(f"`custom_generate` is SSR, but other settings ask for {mode.value}: drop one of them.")
         found = {"streamer": stream if stream.streamer is not None else None, "tokenizer": kwargs["tokenizer"]}
         found = {name: value for name, value in found.items() if value is not None}
-        model._validate_generation_mode(mode, config, found)  # transformers has checked a call without a streamer
+        validate_mode(model, mode, config, found)  # transformers has checked a call without a streamer
         rest = {name: value for name, value in kwargs.items() if name not in ("streamer", "tokenizer")}
         return getattr(type(model), method)(model, input_ids, generation_config=config, **found, **rest)
-
-
-def _local_of_generate(name: str) -> Any:
-    """An argument of the `GenerationMixin.generate` call that we are in, or of the wrappers around it."""
-    method, codes = GenerationMixin.generate, []
-    while method is not None:
-        codes.append(method.__code__)
-        method = getattr(method, "__wrapped__", None)
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not codes[-1]:
-        frame = frame.f_back
-    while frame is not None and frame.f_code in codes:
-        found = frame.f_locals.get(name)
-        if found is None:
-            found = frame.f_locals.get("kwargs", {}).get(name)
-        if found is not None:
-            return found
-        frame = frame.f_back
-    return None
 
 
 def _generate_with(model, inputs=None, generation_config: GenerationConfig | None = None, *args, **kwargs):

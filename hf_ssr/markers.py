@@ -146,7 +146,8 @@ def resolve_markers(config, tokenizer=None) -> ThinkingMarkers | None:
     The thinking markers of a model: what `config` sets, completed from the tokenizer's family.
 
     Args:
-        config (`GenerationConfig`): with `thinking_start`, `thinking_end`, `forced_close` (text, ids or `None`).
+        config (`GenerationConfig`, or any object): with `thinking_start`, `thinking_end`, `forced_close` (text, ids or
+            `None`), `thinks_again`, `turn_ends` and `eos_token_id`.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): of the model.
 
     Returns:

@@ -140,7 +140,7 @@ class SSRMetrics:
             row.total_seconds = row.forward_seconds = math.nan  # they are shared
             self.seconds["drafting_exposed"] += row.seconds["drafting_exposed"]
             for source, count in row.suffix_accepted.items():
-                self.suffix_accepted[source] += count
+                self.suffix_accepted[source] = self.suffix_accepted.get(source, 0) + count
             self.add_positions(row.accepted_by_position)
         budgets = [row.thinking_budget for row in rows if row.thinking_budget is not None]
         self.thinking_budget = max(budgets, default=None)
@@ -154,11 +154,25 @@ class SSRMetrics:
             self.accepted_by_position[position][0] += verified
             self.accepted_by_position[position][1] += kept
 
-    def add_round(self, verified: int, kept: int) -> None:
-        """A draft of the answer was verified, so many tokens of it kept."""
+    def add_round(self, draft, verified: int, kept: int, has_parted: bool) -> None:
+        """
+        Of a [`Draft`] of the answer so many tokens were `verified` and `kept`; whether a token of the model's own came
+        behind them.
+        """
+        if draft.is_prefix:
+            self.prefix_accepted += kept
+        else:
+            self.hits += kept > 0
+            if draft.source is not None:
+                self.suffix_accepted[draft.source] = self.suffix_accepted.get(draft.source, 0) + kept
+        if draft.stage is not None:
+            draft.stage.accepted_tokens += kept
         self.rounds += verified > 0
         self.drafted_tokens += verified
-        self.add_positions([[1, position < kept] for position in range(verified)])
+        self.add_positions([[1, place < kept] for place in range(verified)])
+        if has_parted:
+            own = "plain_tokens" if not verified else "bonus_tokens" if kept == verified else "recovered_tokens"
+            setattr(self, own, getattr(self, own) + 1)
 
     def add_token(self, source: str) -> None:
         """The next new token comes from there."""

@@ -4,8 +4,10 @@ import contextlib
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from .host import pad_token_id
 from .metrics import SSRMetrics
 
 
@@ -70,3 +72,27 @@ class Stream:
         elif is_waited_for or not isinstance(error, Exception):
             with contextlib.suppress(Exception):  # the first error is the one to report
                 self.end()
+
+
+def collect(target, texts) -> SSROutput | torch.LongTensor:
+    """What `generate` returns: the texts (each a [`Parent`]), padded at their end, and what was counted."""
+    config, metrics = target.config, target.metrics
+    for text in texts:
+        text.metrics.new_tokens = text.row.length - text.prompt_length
+        text.metrics.thinking_tokens = text.thinking.thinking_tokens
+        text.metrics.thoughts = text.thinking.spans
+        text.metrics.thinking_budget = text.thinking.budget
+        text.metrics.thinking_budget_capped = text.thinking.budget_capped
+    if len(texts) > 1:
+        metrics.add_rows([text.metrics for text in texts])
+    length = max(text.row.length for text in texts)
+    pad = pad_token_id(config)
+    sequences = torch.cat([F.pad(text.row.ids, (0, length - text.row.length), value=pad) for text in texts])
+    if not config.return_dict_in_generate:
+        return sequences
+    if len(texts) > 1:
+        return SSROutput(sequences=sequences, metrics=metrics)
+    chooser = texts[0].chooser
+    return SSROutput(
+        sequences=sequences, scores=chooser.scores, logits=chooser.logits, cache=target.cache, metrics=metrics
+    )

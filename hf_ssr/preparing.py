@@ -13,10 +13,11 @@ from transformers.utils import logging
 
 from .applicability import why_batch_is_plain, why_plain
 from .config import SSRConfig, not_applicable
-from .drafting import place_of_budget
+from .host import decode_plainly, eos_token_ids
 from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
+from .processors import place_of_budget
 from .scheduling import ForkSchedule
 from .stopping import thinking_stop
 from .think_state import ThinkingState
@@ -221,7 +222,8 @@ def run_plain(
         )
         logits_processor = LogitsProcessorList(logits_processor)
         logits_processor.insert(place_of_budget(logits_processor), budget)
-    output = model._sample(
+    output = decode_plainly(
+        model,
         input_ids,
         logits_processor=logits_processor,
         stopping_criteria=stopping_criteria,
@@ -231,7 +233,7 @@ def run_plain(
     )
     if isinstance(output, torch.Tensor) or model.config.is_encoder_decoder:
         return output
-    eos_ids = set() if config._eos_token_tensor is None else set(config._eos_token_tensor.flatten().tolist())
+    eos_ids = eos_token_ids(config)
     metrics.prompt_tokens = sum(plan.prompt_tokens)
     for row in output.sequences[:, input_ids.shape[1] :].tolist():
         metrics.new_tokens += next((place + 1 for place, token in enumerate(row) if token in eos_ids), len(row))

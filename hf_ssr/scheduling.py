@@ -87,41 +87,59 @@ class Governor:
         self._plain = 0.0  # plain steps of a plain run so far
         self._balance = 0.0  # plain steps saved, less those that drafting has cost
 
-    def fitted(
+    def fit(
         self,
-        draft: Draft,
+        drafts: Sequence[Draft],
         shape: Callable[[int], tuple[int, int]],
         free: tuple[int, int] | None = None,
-    ) -> Draft:
+    ) -> None:
         """
-        The draft, cut to what promises most tokens for its cost; empty if that is not more than one token promises.
+        Cuts drafts of several rows to the width that promises most tokens for its cost; to nothing if that is not more
+        than a plain step promises. What is forced is kept in any case.
 
         Args:
-            draft ([`Draft`]): the longest that is possible.
-            shape (`Callable[[int], tuple[int, int]]`): rows and tokens of a forward over so many of its tokens.
+            drafts (`Sequence[Draft]`): the longest that are possible.
+            shape (`Callable[[int], tuple[int, int]]`): rows and tokens of a forward over so many tokens of each.
             free (`tuple[int, int]`, *optional*): rows and tokens of the forward that is made in any case.
         """
-        if not self.is_on or not draft.ids:
-            return draft
+        first = max((draft.forced for draft in drafts), default=0)
+        longest = max((len(draft.ids) for draft in drafts), default=0)
+        if not self.is_on or longest == first:
+            return
         share = 1.0 if free is None else CHILDREN
         paid = self.costs(*free) if free is not None else 0.0
-        least = self.costs(*shape(0))
-        best, count, expected, reached = 0.0, 0, 0.0, 1.0
-        for length in range(len(draft.ids) + 1):
-            expected += reached
-            reached *= draft.chance
+        least = self.costs(*shape(first))
+        best, width, expected = 0.0, first, 0.0
+        reached = [1.0] * len(drafts)  # how likely all before is kept, of each
+        for length in range(first, longest + 1):
+            # past its end a draft yields no more
+            open_ = [i for i, draft in enumerate(drafts) if length <= len(draft.ids)]
+            expected += sum(reached[i] for i in open_)
+            for i in open_:
+                reached[i] *= drafts[i].chance
             cost = self.costs(*shape(length))
-            if length and not self._allows(cost - least, share):
+            if length > first and not self._allows(cost - least, share):
                 break
             cost = max(cost - paid, LEAST_COST)
             if expected > best * cost * WORTH_MORE:
-                best, count = expected / cost, length
-            elif draft.chance < 1 and expected + reached / (1 - draft.chance) <= best * cost * WORTH_MORE:
+                best, width = expected / cost, length
+            elif expected + self._rest(drafts, reached, length) <= best * cost * WORTH_MORE:
                 break  # all the rest would not be worth it either, if it cost nothing
-        if count < len(draft.ids):
-            draft.then = draft.ids[count] if draft.probs else None
-            draft.ids, draft.probs = draft.ids[:count], draft.probs[: count + 1]
-        return draft
+        for draft in drafts:
+            draft.cut(width)
+
+    @staticmethod
+    def _rest(drafts: Sequence[Draft], reached: Sequence[float], length: int) -> float:
+        """Tokens that drafts could still yield, if they were without end."""
+        rest = 0.0
+        for draft, chance in zip(drafts, reached, strict=True):
+            if length < len(draft.ids):
+                rest += chance / (1 - draft.chance) if draft.chance < 1 else len(draft.ids)
+        return rest
+
+    def allows_drafting(self, cost: float) -> bool:
+        """Whether a draft may be made that takes so many plain steps by itself."""
+        return cost == 0 or not self.is_on or self._allows(cost, 1.0)
 
     def begin(self, rows: int, width: int) -> None:
         """The prefill was made: it belongs to the cost of a plain run."""

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from .forking import Rollback
+from .host import attention_of, kernels_of
 
 PROMPT_TOKENS, BLOCK_TOKENS = 12, 4
 # Largest error in standard deviations of the logits; in float32 models that fail are off by 0.04 and more, others 1e-5.
@@ -63,7 +64,7 @@ def tells_texts_apart(model) -> bool:
         model (`PreTrainedModel`): with full attention only.
     """
     with _lock:
-        return model.config._attn_implementation in ("sdpa", "eager") and _known(model, _try_two_texts) is None
+        return attention_of(model) in ("sdpa", "eager") and _known(model, _try_two_texts) is None
 
 
 def _known(model, trial: Callable, *args) -> str | None:
@@ -80,11 +81,10 @@ def _known(model, trial: Callable, *args) -> str | None:
 def _mode(model) -> tuple:
     """How the model computes: what was tried in one way need not hold in another."""
     config = model.config.get_text_config(decoder=True)
-    names = ("_attn_implementation", "_experts_implementation")
     return (
         tuple((module.training, getattr(module, "gradient_checkpointing", False)) for module in model.modules()),
         frozenset((parameter.dtype, parameter.device) for parameter in model.parameters()),
-        tuple(getattr(each, name, None) for each in (model.config, config) for name in names),
+        (*kernels_of(model.config), *kernels_of(config)),
         id(vars(model).get("forward")),  # wrapped, for instance in autocast; by its id, as it holds the model
         frozenset(_autocast_dtypes()),
         _rounds_float32(),

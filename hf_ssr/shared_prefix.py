@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from transformers.cache_utils import DynamicLayer
 
+from .drafting import Draft, Evidence
 from .forking import PLACE_WISE
 from .growable_layer import GrowableLayer
 from .self_check import tells_texts_apart
@@ -72,16 +73,14 @@ class SharedPrefixTarget(Target):
             self._sees[row] = self._sees[row.origin].clone()
         self._add(rows)
 
-    def forward(
-        self, phase: str, drafts: Mapping[Row, Sequence[int]], recording: bool = True
-    ) -> dict[Row, torch.Tensor]:
+    def forward(self, phase: str, drafts: Mapping[Row, Draft], recording: bool = True) -> dict[Row, Evidence]:
         """As of [`Target`]: each row's text that is not cached yet, and a draft behind it."""
         if self._sees is None:
             return super().forward(phase, drafts, recording)
         device = self.rows[0].ids.device
         blocks, positions, begin, branches = [], [], 0, {}
         for row in self.rows:
-            block = row.block(drafts.get(row, ()))
+            block = row.block(drafts[row].ids if row in drafts else ())
             blocks.append(block)
             count = block.shape[1]
             first = self._first_position + row.cached
@@ -104,12 +103,12 @@ class SharedPrefixTarget(Target):
         logits = {}
         for row, (place, cached, count) in branches.items():
             last = place - (self._end - width) + count
-            logits[row] = outputs.logits[:, last - count + row.length - cached - 1 : last]
+            logits[row] = Evidence(outputs.logits[:, last - count + row.length - cached - 1 : last])
         return logits
 
-    def shape_of(self, widths: Sequence[int]) -> tuple[int, int]:
+    def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
         """As of [`Target`]: branches of a tree are one row."""
-        return (1, sum(widths)) if self._sees is not None or self.can_share else super().shape_of(widths)
+        return (1, sum(widths.values())) if self._sees is not None or self.can_share else super().shape_of(widths)
 
     def _mask(self, width: int, branches: Mapping[Row, tuple[int, int, int]]) -> torch.Tensor:
         """Added to the attention scores of a block: 0 at what a token sees; `(1, 1, width, end + width)`."""

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 from .config import SSRConfig
+from .drafting import Draft, Evidence
 from .forking import PLACE_WISE, Rollback, is_recurrent, select_rows, shift_rows
 from .growable_layer import as_dynamic, grow_in_place
+from .host import extended_kwargs, is_of_user, prefill
 from .metrics import SSRMetrics
 
 
@@ -27,6 +29,7 @@ class Row:
     def __init__(self, ids: torch.LongTensor, max_length: int, origin: "Row | None" = None):
         self.length = ids.shape[1]
         self.max_length = max_length
+        self.most_places = math.inf  # of the cache and of a table of positions, filled up or not
         self.cached = 0  # tokens of the text that the cache holds
         self.origin = origin
         self._ids = ids.new_zeros((1, self.length + 1024), dtype=torch.long)  # as plain `generate` returns, from any
@@ -47,6 +50,11 @@ class Row:
         """Tokens that may still come."""
         return self.max_length - self.length
 
+    @property
+    def widest(self) -> float:
+        """Tokens that may be fed behind the text, whether they count or fill the row up."""
+        return self.most_places - self.length
+
     def append(self, token: int) -> None:
         """The text grows by one token."""
         if self.length == self._ids.shape[1]:
@@ -61,7 +69,9 @@ class Row:
 
     def fork(self) -> "Row":
         """A row with the same text, which is not in the cache yet."""
-        return Row(self.ids, self.max_length, self)
+        row = Row(self.ids, self.max_length, self)
+        row.most_places = self.most_places
+        return row
 
 
 class Target:
@@ -95,6 +105,7 @@ class Target:
         self._block_kwargs: dict[str, Any] | None = model_kwargs  # of all places, as long as nothing has changed
         self._next_logits: torch.Tensor | None = None
         self.last_shape = (0, 0)  # rows and tokens of the last forward
+        self.last_seconds = 0.0  # that it took
 
     @property
     def has_logits(self) -> bool:
@@ -120,7 +131,7 @@ class Target:
         """The forward over the prompts."""
         ids = torch.cat([row.ids for row in self.rows])
         with self.metrics.timed_forward("prefill", len(self.rows), self._width, ids.device):
-            outputs = self.model._prefill(ids, self.config, self.model_kwargs, is_first_iteration=True)
+            outputs = prefill(self.model, ids, self.config, self.model_kwargs)
         self.cache = self.model_kwargs["cache"] = outputs.cache
         self._next_logits = outputs.logits[:, -1:]
         self.last_shape = tuple(ids.shape)
@@ -130,39 +141,37 @@ class Target:
         most = self._width + self.rollback.spare_places, _positions(self.model) - self.rollback.places_ahead
         for row in self.rows:
             row.cached = row.length
-            row.max_length = min(row.max_length, min(most) + 1)
+            row.most_places = min(most)
+            row.max_length = min(row.max_length, row.most_places + 1)
 
-    def forward(
-        self, phase: str, drafts: Mapping[Row, Sequence[int]], recording: bool = True
-    ) -> dict[Row, torch.Tensor]:
+    def forward(self, phase: str, drafts: Mapping[Row, Draft], recording: bool = True) -> dict[Row, Evidence]:
         """
         One forward over what the cache does not hold of each row yet, and over a draft behind it. Shorter rows are
         filled up behind their tokens, where these do not see it, and which is rolled back.
 
         Args:
             phase (`str`): of the metrics.
-            drafts (`Mapping[Row, Sequence[int]]`): proposed tokens of rows that have any.
+            drafts (`Mapping[Row, Draft]`): what was proposed to rows that were proposed anything.
             recording (`bool`): whether tokens of this forward may have to be rolled back.
 
         Returns:
-            `dict[Row, torch.FloatTensor]`: of each row, shape `(1, draft_length + 1, vocab_size)`: what comes after the
-            text, and after each draft token.
+            `dict[Row, Evidence]`: of each row, what comes after the text, and after each draft token.
         """
         if self._next_logits is not None:  # left over from the prefill
             logits, self._next_logits = self._next_logits, None
-            return dict(zip(self.rows, logits.split(1), strict=True))
+            return dict(zip(self.rows, map(Evidence, logits.split(1)), strict=True))
         self.rollback.record(recording)
-        drafts = {row: drafts.get(row, ()) for row in self.rows}
+        proposed = {row: drafts[row].ids if row in drafts else [] for row in self.rows}
         texts = {row: row.length - row.cached for row in self.rows}
-        fed = {row: texts[row] + len(draft) for row, draft in drafts.items()}
+        fed = {row: texts[row] + len(draft) for row, draft in proposed.items()}
         width = max(fed.values())
-        blocks = [_padded(row.block(draft), width) for row, draft in drafts.items()]
+        blocks = [_padded(row.block(draft), width) for row, draft in proposed.items()]
         block = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         begin = min(texts.values())
         self._describe(self._end + begin)
         logits = self._feed(phase, block, fed, keep=width - begin + 1)
         return {
-            row: logits[place : place + 1, texts[row] - begin : fed[row] - begin + 1]
+            row: Evidence(logits[place : place + 1, texts[row] - begin : fed[row] - begin + 1])
             for place, row in enumerate(self.rows)
         }
 
@@ -190,14 +199,15 @@ class Target:
         self.metrics.extra_places = max(self.metrics.extra_places, extra)
 
     def _run(self, phase: str, block: torch.LongTensor, inputs: dict[str, Any]):
-        with self.metrics.timed_forward(phase, *block.shape, block.device):
+        with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:
             outputs = self.model(**inputs, return_dict=True)
+        self.last_seconds = timer.seconds
         self.last_shape = tuple(block.shape)
         return outputs
 
-    def shape_of(self, widths: Sequence[int]) -> tuple[int, int]:
+    def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
         """Rows and tokens of a forward that gives each row so many tokens."""
-        return len(widths), max(widths)
+        return len(widths), max(widths.values())
 
     def undo_forward(self) -> bool:
         """Puts the cache back to before a forward that failed on its way; `False` if some layer cannot go back."""
@@ -269,7 +279,7 @@ class Target:
             self.rows = [row]
         if not is_whole:
             return
-        is_kept = self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False)
+        is_kept = self.config.return_dict_in_generate or is_of_user(self.cache)
         if is_kept and row.cached < row.length - 1:
             missing = row.ids[:, row.cached : row.length - 1].clone()
             self._feed("speculate", missing, {row: missing.shape[1]}, keep=1)
@@ -297,7 +307,7 @@ class Target:
         if count < 0:
             cut = {name: model_kwargs[name][..., :count] for name in PLACE_WISE if model_kwargs.get(name) is not None}
             return {**model_kwargs, **cut}
-        extended = self.model._update_model_kwargs_for_generation({}, dict(model_kwargs), num_new_tokens=count)
+        extended = extended_kwargs(self.model, model_kwargs, count)
         types = model_kwargs.get("token_type_ids")
         if types is not None:  # each as the last, as in steps of one token; transformers would repeat the last `count`
             extended["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, count)], dim=-1)

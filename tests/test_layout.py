@@ -2,12 +2,14 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import hf_ssr
 from hf_ssr.command import exporting
+from hf_ssr.host import MEMBERS
 
 PACKAGE = Path(hf_ssr.__file__).parent
 MODULES = {
@@ -25,12 +27,19 @@ LEVELS = [
     ["decoding"],
     ["preparing"],
     ["applicability"],
-    ["speculating"],
-    ["state"],
-    ["scheduling", "shared_prefix", "drafter_suffix", "child"],
+    ["rounds"],
+    ["stages"],
+    ["child"],
+    ["lanes"],
+    ["scheduling", "shared_prefix", "draft_sources", "following"],
+    ["choosing", "drafter_suffix", "target"],
     ["drafting"],
-    ["target"],
 ]
+# No torch, no transformers: other engines use these where neither is there (test_pure.py).
+PURE = ("families", "markers", "think_state", "suffix_automaton", "draft_records", "suffix_search")
+# Private, but our own on an object of theirs, of Python, or of torch.
+ALLOWED = {"_tokenizer", "_exit", "_replace", "_asdict", "_fields"}
+ALLOWED |= {"_schema", "_weight_int8pack_mm", "_python_dispatch"}
 NOT_SHIPPED = {"__init__", "__main__", "version", "comparing"}
 
 
@@ -77,6 +86,18 @@ def test_no_circles():
         visit(module)
 
 
+@pytest.mark.parametrize("module", PURE)
+def test_the_pure_layer_imports_only_itself(module):
+    """Inside of functions, too."""
+    tree = ast.parse(MODULES[module].read_text())
+    assert imports_of(module) <= set(PURE)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            assert node.module.split(".")[0] in sys.stdlib_module_names
+
+
 def test_what_ships_is_what_is_exported():
     assert set(exporting._files()) == {f"{name}.py" for name in FLAT - NOT_SHIPPED} | {"requirements.txt"}
 
@@ -91,13 +112,77 @@ def test_what_ships_is_flat(module):
             assert node.level == 1 and node.module and "." not in node.module
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-            import sys
-
             for name in names:
                 top = name.split(".")[0]
                 assert top in ("torch", "transformers") or top in sys.stdlib_module_names
     found = set(re.findall(r"^\s*from\s+\.(\S+)\s+import", text, flags=re.MULTILINE))
     assert found == imports_of(module)  # none in a docstring
+
+
+FILES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"_[a-zA-Z]\w*", name) is not None
+
+
+def private_names_in(tree: ast.AST, function: str = "") -> set[str]:
+    """Private names that some code reads of an object, or imports. An override may call what it overrides."""
+    names = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Attribute):
+            is_super = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+            names |= set() if is_super and node.attr == function else {node.attr}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            names |= {each.value for each in node.args if isinstance(each, ast.Constant)}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {part for alias in node.names for part in [alias.name, *(node.module or "").split(".")]}
+        elif isinstance(node, ast.Import):
+            names |= {part for alias in node.names for part in alias.name.split(".")}
+        names |= private_names_in(node, node.name if isinstance(node, ast.FunctionDef) else function)
+    return set(filter(is_private, names))
+
+
+def private_names_of(tree: ast.AST) -> set[str]:
+    """Private names that some code gives to its own functions, classes and objects, or to a module."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in ast.walk(ast.Tuple(node.targets) if isinstance(node, ast.Assign) else node.target):
+                is_own = isinstance(target, ast.Attribute) and ast.unparse(target.value) in ("self", "cls")
+                names |= {target.attr} if is_own else {target.id} if isinstance(target, ast.Name) else set()
+    return set(filter(is_private, names))
+
+
+GIVEN = set().union(*map(private_names_of, FILES.values()))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_private_elsewhere_is_in_one_file(file):
+    """`host.py` has all that is private in transformers; what is private in the others is our own."""
+    members = {member.name for member in MEMBERS if is_private(member.name)}
+    unknown = private_names_in(FILES[file]) - (GIVEN - members) - ALLOWED
+    if file == "host.py":
+        assert unknown | (members & GIVEN) == members | {"_getframe"}  # those that are given are overridden
+    else:
+        assert not unknown
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "model._prefill(ids)",
+        "def prefill(self):\n    self._prefill()",
+        "def sample(self):\n    super()._prefill()",
+        "getattr(cache, '_is_user_defined', False)",
+        "from transformers.generation.utils import _nothing",
+        "import transformers._nothing",
+        "sys._getframe(1)",
+    ],
+)
+def test_which_private_names_are_seen(code):
+    assert len(private_names_in(ast.parse(code)) - ALLOWED) == 1
+    assert not private_names_in(ast.parse("class A(B):\n    def _prefill(self):\n        return super()._prefill()"))
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -90,7 +90,7 @@ def test_the_draft_counts_as_in_ssr(task, reasoner, tmp_path, monkeypatch):
     )
     settings = {"sources": ["draft"], "draft_budgets": [40], "max_overhead": "off"}
     output, entry = generate(reasoner, draw(task, HELD_OUT + 5).prompt, **settings)
-    ((draft, *_),) = texts[0].drafts
+    ((draft, *_),) = texts[0].sources.drafts
     tail = texts[0].thinking.tail
     text = reasoner[1].decode(draft.tokens[len(tail) :], skip_special_tokens=True)
     (recording,) = recorded(written(tmp_path / "texts.jsonl", {**entry, "drafts": [text]}), reasoner[1])

@@ -15,22 +15,24 @@ from tiny_models import VOCAB_SIZE, build, prompt_ids
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-import hf_ssr.decoding
 import hf_ssr.forking
+import hf_ssr.rounds
 import hf_ssr.scheduling
 import hf_ssr.self_check
 import hf_ssr.target
 from hf_ssr import SSRConfig
 from hf_ssr.bench import overhead
 from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
+from hf_ssr.draft_records import AcceptanceRecord
+from hf_ssr.draft_sources import DRAFTERS
 from hf_ssr.drafter_suffix import SuffixDrafter
-from hf_ssr.drafting import AcceptanceRecord, Draft
+from hf_ssr.drafting import Draft
 from hf_ssr.growable_layer import GrowableLayer, as_dynamic, grow_in_place
 from hf_ssr.metrics import SSRMetrics
 from hf_ssr.scheduling import ForkSchedule, Governor
 from hf_ssr.self_check import tells_texts_apart
 from hf_ssr.shared_prefix import SharedPrefixTarget
-from hf_ssr.state import TextState
+from hf_ssr.stages import Stages
 from hf_ssr.suffix_automaton import SuffixAutomaton, SuffixMatch
 
 CPU = torch.device("cpu")
@@ -144,11 +146,14 @@ def test_parent_and_child_in_one_row(model, seed, padding):
                 child.append(rng.randrange(VOCAB_SIZE))
             target.fork([child])
         drafts = {row: [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(5))] for row in target.rows}
-        logits = target.forward("drafting", drafts)
+        evidence = target.forward("drafting", {row: Draft(ids) for row, ids in drafts.items()})
         for row, draft in drafts.items():
             for i in range(len(draft) + 1):
                 text = torch.cat([row.ids, torch.tensor([draft[:i]], dtype=torch.long)], dim=1)
-                assert torch.allclose(logits[row][0, i], logits_of(model, text[:, padding:]), atol=1e-9), (step, i)
+                assert torch.allclose(evidence[row].logits[0, i], logits_of(model, text[:, padding:]), atol=1e-9), (
+                    step,
+                    i,
+                )
             for token in draft[: rng.randrange(len(draft) + 1)]:
                 row.append(token)
             row.append(rng.randrange(VOCAB_SIZE))
@@ -263,7 +268,7 @@ def test_what_is_dear_is_tried_again(model, monkeypatch):
     governor = governor_with(model, monkeypatch, costs, draft_budgets=[4])
 
     def drafted() -> int:
-        return len(governor.fitted(Draft(list(range(16)), chance=0.8), lambda n: (1, 1 + n)).ids)
+        return len(fitted(governor, Draft(list(range(16)), chance=0.8)).ids)
 
     costs.add(1, 1, 0.010)
     for tokens in (2, 3, 5, 9, 17):
@@ -288,6 +293,12 @@ def governor_with(model, monkeypatch, costs=None, **settings) -> Governor:
     return Governor(SSRConfig(**settings), model)
 
 
+def fitted(governor: Governor, draft: Draft) -> Draft:
+    """Of one row."""
+    governor.fit([draft], lambda length: (1, 1 + length))
+    return draft
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9, 0.99])
 def test_a_draft_is_as_long_as_pays(model, monkeypatch, chance):
     """No other length promises more tokens for its cost."""
@@ -297,7 +308,7 @@ def test_a_draft_is_as_long_as_pays(model, monkeypatch, chance):
     def worth(length: int) -> float:
         return sum(chance**i for i in range(length + 1)) / costs(1, 1 + length)
 
-    draft = governor.fitted(Draft(list(range(16)), chance=chance), lambda n: (1, 1 + n))
+    draft = fitted(governor, Draft(list(range(16)), chance=chance))
     assert max(map(worth, range(17))) <= worth(len(draft.ids)) * 1.011
     assert (len(draft.ids) == 0) == (chance < 0.5)
 
@@ -309,7 +320,7 @@ def test_what_is_drafted_in_vain_is_bounded(model, monkeypatch):
     governor.begin(1, 20)
     for _ in range(400):
         draft = Draft(list(range(16)), kind="prefix", chance=0.99)  # promised, and never kept
-        fed = governor.fitted(draft, lambda n: (1, 1 + n))
+        fed = fitted(governor, draft)
         record.note(fed, 0)
         governor.pay([1], 1, 1 + len(fed.ids))
         steps, cost = steps + 1, cost + governor.costs(1, 1 + len(fed.ids))
@@ -322,15 +333,14 @@ def test_what_opens_a_thought_is_noted_where_it_was_proposed(model, monkeypatch)
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False, "repetition_penalty": 1.02}, earliest_close=30)
     opens = next(i for i, token in enumerate(plain.new) if i > 6 and token not in plain.new[:i])
     proposed, noted = [], []
-    verify, note = hf_ssr.decoding.verify, AcceptanceRecord.note
+    follow, note = hf_ssr.rounds.follow, AcceptanceRecord.note
 
-    def verifying(text, draft, *args):
-        before = text.drafter.record
-        kept = verify(text, draft, *args)
-        proposed.append((before, text.drafter.record))
-        return kept
+    def following(lane, *args):
+        before = lane.drafter.record
+        follow(lane, *args)
+        proposed.append((before, lane.drafter.record))
 
-    monkeypatch.setattr(hf_ssr.decoding, "verify", verifying)
+    monkeypatch.setattr(hf_ssr.rounds, "follow", following)
     monkeypatch.setattr(AcceptanceRecord, "note", lambda self, *args: noted.append(self) or note(self, *args))
     config = SSRConfig(
         thinking_start=[plain.new[opens]],
@@ -373,7 +383,7 @@ def test_never_slower_than_plain(model, monkeypatch, new, close):
     """By the costs of a CPU, as guessed: drafts that never match, a thought of ten tokens, an answer of one."""
     costs = GuessedCosts(CPU)
     monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: costs)
-    monkeypatch.setattr(hf_ssr.decoding, "SuffixDrafter", Adversary)
+    monkeypatch.setitem(DRAFTERS, "suffix", Adversary.from_config)
     settings = {"do_sample": True, "suppress_tokens": [3]}
     plain = plain_run(model, {"max_new_tokens": 150, **settings}, earliest_close=0)
     marker = [2] if close is None or close >= new else [plain.new[close]]
@@ -462,13 +472,13 @@ def test_the_overhead_on_random_text(capsys, monkeypatch):
 def test_a_child_drafts_what_the_model_would_write(architecture, settings, monkeypatch):
     """From the text at its budget and the forced close, greedily; also where the fork falls into a rejected block."""
     monkeypatch.setattr(hf_ssr.scheduling, "FIRST_AUTO_BUDGET", 5)
-    end_stage = TextState.end_stage
+    end = Stages.end
 
     def noted_in(drafts):
-        def noted(text, reason):
-            if text.child is not None and text.child.tokens:
-                drafts.append((text.child.draft_budget, list(text.child.tokens)))
-            end_stage(text, reason)
+        def noted(stages, reason):
+            if stages.child is not None and stages.child.tokens:
+                drafts.append((stages.child.draft_budget, list(stages.child.tokens)))
+            end(stages, reason)
 
         return noted
 
@@ -487,7 +497,7 @@ def test_a_child_drafts_what_the_model_would_write(architecture, settings, monke
             **plain.settings,
         )
         drafts = []
-        monkeypatch.setattr(TextState, "end_stage", noted_in(drafts))
+        monkeypatch.setattr(Stages, "end", noted_in(drafts))
         output = run(model, plain.ids, {}, generation_config=config)
         assert torch.equal(output.sequences, plain.sequences)
         assert drafts and len(drafts) == sum(stage.draft_tokens > 0 for stage in output.metrics.stages)

@@ -22,10 +22,10 @@ from test_verifying import chi_square, sharper
 from tiny_models import prompt_ids
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 
-import hf_ssr.state
+import hf_ssr.choosing
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
+from hf_ssr.draft_sources import DraftSources
 from hf_ssr.markers import resolve_markers
-from hf_ssr.state import TextState
 from hf_ssr.think_state import ThinkingState
 from hf_ssr.verifying import gumbel_choice
 
@@ -283,7 +283,7 @@ def test_coupled_noise_is_the_place_in_the_text_alone(architecture, monkeypatch)
         places.append(position)
         return gumbel_choice(scores, seed, position)
 
-    monkeypatch.setattr(hf_ssr.state, "gumbel_choice", recorded)
+    monkeypatch.setattr(hf_ssr.choosing, "gumbel_choice", recorded)
     model, script, ids = build_once(architecture), twice(6), prompt_ids().clamp(min=FIRST)
     common = {"thinking_start": [OPEN], "thinking_end": [CLOSE], "forced_close": [7, CLOSE], "thinking_budget": 40}
     common |= {"do_sample": True, "verify": "coupled", "max_new_tokens": 90, "return_dict_in_generate": True}
@@ -362,14 +362,15 @@ def test_the_law_behind_a_second_thought(rule, budgets):
 @pytest.mark.slow
 def test_a_bias_behind_a_second_thought_is_noticed(monkeypatch):
     """The same test, where a draft is taken for a fresh sample again."""
-    begin_thought = TextState.begin_thought
+    drafter_of_thought = DraftSources.drafter_of_thought
 
     def forgetful(self):
         drafts = self.drafts
-        begin_thought(self)
+        drafter = drafter_of_thought(self)
         self.drafts = drafts
+        return drafter
 
-    monkeypatch.setattr(TextState, "begin_thought", forgetful)
+    monkeypatch.setattr(DraftSources, "drafter_of_thought", forgetful)
     statistic, limit = chi_square(drafted_tokens("speculative", [1]), plain_tokens())
     assert statistic > limit
 

@@ -11,8 +11,8 @@ import torch
 from conftest import build_once, chi_square_limit, plain_run, run
 from tiny_models import build, prompt_ids
 
-from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, speculating
-from hf_ssr.child import DraftSampling
+from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor, following
+from hf_ssr.choosing import DraftSampling
 from hf_ssr.verifying import DraftProbs, accepts, block_acceptance, gumbel_choice, residual
 
 TOKENS, LENGTH = 3, 2  # of the toy: its vocabulary, and how long its drafts are
@@ -281,15 +281,15 @@ def test_biased_paths_are_noticed(monkeypatch):
         return token, sparse((scores / 4)[0].softmax(-1))
 
     mutants = [
-        ({"verify": "speculative", "draft_temperature": 5.0}, speculating, "residual", lambda p, q: p),
+        ({"verify": "speculative", "draft_temperature": 5.0}, following, "residual", lambda p, q: p),
         (
             {"verify": "speculative", "draft_temperature": 2.0},
-            speculating,
+            following,
             "accepts",
             lambda p, x, q, u: bool(u < p[x]),
         ),
-        ({"verify": "speculative", "draft_temperature": 5.0}, speculating, "accepts", lambda p, x, q, u: True),
-        ({"verify": "block", "draft_temperature": 5.0}, speculating, "residual", lambda p, q: p / p.sum()),
+        ({"verify": "speculative", "draft_temperature": 5.0}, following, "accepts", lambda p, x, q, u: True),
+        ({"verify": "block", "draft_temperature": 5.0}, following, "residual", lambda p, q: p / p.sum()),
         ({"verify": "speculative"}, DraftSampling, "pick", of_another_temperature),
         ({"verify": "block"}, DraftSampling, "pick", of_another_temperature),
     ]
@@ -432,7 +432,7 @@ def test_the_scores_of_emitted_tokens(model):
 @pytest.mark.slow
 def test_probabilities_that_take_too_much_memory(monkeypatch):
     """Beyond the bound tokens are verified as if they had not been drawn; the law stays."""
-    monkeypatch.setattr("hf_ssr.child.MOST_PROBS_BYTES", 24)  # one token of three
+    monkeypatch.setattr("hf_ssr.choosing.MOST_PROBS_BYTES", 24)  # one token of three
     config = SSRConfig(**MARKERS, draft_budgets=[1], verify="speculative", draft_temperature=2.0)
     ours = answers(sharper(), SAMPLES, config, **SAMPLING["top_k"])
     statistic, limit = chi_square(ours, plain_answers("top_k"))

@@ -9,6 +9,7 @@ import torch
 from transformers import Cache, DynamicCache
 
 from ..forking import unsupported_cache
+from ..host import kernels_for_steps
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -79,7 +80,7 @@ def plain_steps(model, ids: torch.Tensor, steps: int) -> Steps:
     """
     reader = Reader(model, ids)
     token, tokens, logits = reader.next_logits.float().argmax(dim=-1)[None], [], []
-    with model._optimize_model_for_decode():
+    with kernels_for_steps(model):
         for _ in range(steps):
             tokens.append(token)
             logits.append(reader.read(token)[0])

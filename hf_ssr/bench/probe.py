@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ..host import kernels_for_steps
 from ..running.comparing import prompt_ids
 from ..running.terminal import moving
 from .arguments import LEAST_STEPS, WIDTHS
@@ -80,7 +81,7 @@ def _end_of(model, tokens: list[int]) -> int | None:
 def _compare(model, ids: torch.Tensor, reference: Steps, run: Comparison) -> None:
     reader = Reader(model, ids, run.rows)
     # as in plain generate and in SSR: experts may have another kernel for steps than for blocks
-    with model._optimize_model_for_decode() if run.width == 1 else nullcontext():
+    with kernels_for_steps(model) if run.width == 1 else nullcontext():
         for begin in range(0, reference.tokens.shape[1], run.width):
             found = reader.read(reference.tokens[:, begin : begin + run.width])
             for logits in found:

@@ -1,7 +1,7 @@
 """Speculation over a text that is known: what it would have taken to write it, by our own drafter, without a model."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +10,15 @@ import torch
 from ..comparing import agreeing
 from ..config import SSRConfig
 from ..costs import GuessedCosts, StepCosts
-from ..drafter_suffix import SuffixDrafter
-from ..drafting import AcceptanceRecord, Draft
+from ..draft_sources import DraftSources
+from ..drafting import Draft, Evidence
+from ..following import Decisions, exact
+from ..lanes import Lane
+from ..metrics import SSRMetrics
+from ..rounds import Rounds
 from ..scheduling import Governor
 from ..suffix_automaton import SuffixAutomaton
+from ..target import Row
 
 # How long a draft is: as long as it can be; as the governor finds worth its cost; and what neither can know
 POLICIES = {
@@ -145,9 +150,153 @@ class Places:
         return best
 
 
-class Rewriting:
+class RecordedTarget:
+    """Stands for a model that has written a text: a forward says nothing, as each token that comes next is known."""
+
+    takes_uneven_blocks = True
+
+    def __init__(self, prompt: list[int], max_length: int):
+        self.metrics = SSRMetrics()
+        self.rows = [Row(torch.tensor([prompt]), max_length)]
+        self.has_logits = True
+        self.last_shape, self.last_seconds = (1, len(prompt)), 0.0
+
+    def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
+        """Rows and tokens of a forward."""
+        return 1, sum(widths.values())
+
+    def forward(self, phase: str, drafts: Mapping[Row, Draft], may_reject: bool) -> dict[Row, Evidence]:
+        """Nothing, of each place."""
+        self.has_logits = False
+        (row,) = self.rows
+        width = 1 + len(drafts[row].ids)
+        self.last_shape = 1, width
+        return {row: Evidence(torch.empty(1, width, 0))}
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """There is no cache."""
+
+
+class RecordedLane(Lane):
     """
-    Writes a recording again, in the steps of greedy SSR without children.
+    Writes a recording again, in the rounds of greedy SSR without children.
+
+    Args:
+        recording ([`Recording`]): what to write.
+        row (`Row`): its prompt.
+        config ([`SSRConfig`]): what to draft from, and how much.
+        costs ([`StepCosts`]): of forwards.
+    """
+
+    def __init__(self, recording: Recording, row: Row, config: SSRConfig, costs: StepCosts):
+        self.recording, self.sources, self._costs = (
+            recording,
+            DraftSources(config, recording.prompt, recording.tail),
+            costs,
+        )
+        super().__init__(row, self.sources.first_drafter(recording.part(0) == "thought"))
+        self.position = 0  # of the next token
+        self._begin, self._end = 0, recording.part_end(0)  # of the round
+        self.counts = {"thought": Counts(), "answer": Counts()}
+        self.reach: list[int] = []  # of each position: the end of the kept draft tokens that it lies in, or before
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the next token belongs to the thought."""
+        return self.recording.part(self.position) == "thought"
+
+    @property
+    def coming(self) -> list[int]:
+        """What the round may write, if its draft is right."""
+        return self.recording.new[self._begin : min(self._end, self._begin + self.drafter.num_draft_tokens)]
+
+    def phase(self, draft: Draft) -> str:
+        """Of the metrics."""
+        return "thinking" if self.is_thinking else "speculate"
+
+    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+        """As it was written."""
+        return exact(draft, lambda place: self.recording.new[self.position])
+
+    def take(self, token: int, source: str | None) -> bool:
+        """The next token, and what begins before or behind it."""
+        recording = self.recording
+        self.row.append(token)
+        self.position += 1
+        if self.position == recording.opens:  # its last marker token is the thought's, as in a `Parent`
+            self.drafter = self.sources.drafter_of_thought()
+        self.drafter.observe(token)
+        if self.position == recording.closes:
+            for draft in recording.drafts:
+                self.sources.add_draft(SuffixAutomaton(draft), [])
+            self.drafter = self.sources.drafter_of_answer()
+        self.done = self.position == len(recording.new)
+        return self.position < self._end
+
+    def note(self, draft: Draft, phase: str, kept: int, has_parted: bool) -> None:
+        """The round is counted where it began."""
+        part, tokens = self.recording.part(self._begin), kept + has_parted
+        self.counts[part].add_step(tokens, len(draft.ids), kept, self._costs if self._begin else None)
+        self.reach += [self._begin + kept] * tokens
+
+    def end_round(self) -> None:
+        """The next one begins."""
+        self._begin, self._end = self.position, self.recording.part_end(self.position)
+
+
+class PerfectLane(RecordedLane):
+    """The same with drafts of perfect length: each is as long as is kept of it."""
+
+    def behind_forced(self, draft: Draft, most: int) -> Draft:
+        """What is kept of the draft, or what there ought to have been."""
+        kept = agreeing(draft.ids, self.coming)
+        self.drafter.record.note(draft, kept)
+        return Draft(self.coming[: self._most(kept)])
+
+    def _most(self, kept: int) -> int:
+        """Tokens of what is coming that the draft ought to have had; `kept` is what it has."""
+        return kept
+
+
+class PerfectSourceLane(PerfectLane):
+    """
+    The same with what no policy can know: each round goes as far as the best of three, the drafter's own draft, the
+    longest run from any place in the sources, and the draft of `"off"` that the text's position lies in. So it never
+    takes more forwards than `"off"`.
+    """
+
+    def __init__(self, recording: Recording, row: Row, config: SSRConfig, costs: StepCosts):
+        super().__init__(recording, row, config, costs)
+        self._real_reach = _written(recording, config, RecordedLane).reach
+        self._names, self._places = config.setting("sources"), Places()
+        if "prompt" in self._names:
+            self._places.add(recording.prompt)
+
+    def _most(self, kept: int) -> int:
+        coming, position = self.coming, self.position
+        run = self._places.longest(self.recording.new[position - 1], coming)
+        return max(kept, run, min(self._real_reach[position] - position, len(coming)))
+
+    def take(self, token: int, source: str | None) -> bool:
+        """The next token is a place too."""
+        recording = self.recording
+        if recording.part(self.position) in self._names:
+            self._places.push(token)
+        goes_on = super().take(token, source)
+        if self.position in (recording.opens, recording.closes):
+            self._places.begin()
+        if self.position == recording.closes and "draft" in self._names:
+            for draft in recording.drafts:
+                self._places.add([token, *draft])
+        return goes_on
+
+
+_LANES = {"perfect length": PerfectLane, "perfect source": PerfectSourceLane}
+
+
+def rewrite(recording: Recording, sources: Sequence[str], policy: str, num_draft_tokens: int) -> dict[str, Counts]:
+    """
+    What thought and answer of a recording take.
 
     Args:
         recording ([`Recording`]): what to write.
@@ -155,120 +304,26 @@ class Rewriting:
         policy (`str`): of `POLICIES`.
         num_draft_tokens (`int`): most tokens of a draft.
     """
-
-    def __init__(self, recording: Recording, sources: Sequence[str], policy: str, num_draft_tokens: int):
-        self._recording, self._sources, self._policy = recording, tuple(sources), policy
-        self._num_draft_tokens = num_draft_tokens
-        self._costs = GuessedCosts(_Machine.device)
-        is_governed = policy == "governed"
-        self._governor = Governor(SSRConfig(max_overhead=None if is_governed else "off"), _Machine())
-        if is_governed:
-            self._governor.costs = self._costs
-        self._governor.begin(1, len(recording.prompt))
-        self._records = {"thought": AcceptanceRecord(), "answer": AcceptanceRecord()}
-        self._written = {"thought": SuffixAutomaton(), "answer": SuffixAutomaton()}  # as in `TextState`
-        self._prompt = SuffixAutomaton(recording.prompt if "prompt" in self._sources else ())
-        self._position = 0
-        self._drafter = self._new_drafter(recording.part(0))
-        self._drafter.add("prompt", self._prompt)
-        self.counts = {"thought": Counts(), "answer": Counts()}
-        self.reach: list[int] = []  # of each position: the end of the kept draft tokens that it lies in, or before
-
-    def run(self) -> dict[str, Counts]:
-        """What thought and answer took."""
-        while self._position < len(self._recording.new):
-            self._step()
-        for counts in self.counts.values():
-            counts.texts = int(counts.tokens > 0)
-        return self.counts
-
-    def _new_drafter(self, own: str) -> SuffixDrafter:
-        most = len(self._recording.prompt) + len(self._recording.new) + self._num_draft_tokens
-        least, tail = SSRConfig().setting("min_match_length"), self._recording.tail
-        own_of = own, self._records[own], self._written[own]
-        return SuffixDrafter(self._sources, least, self._num_draft_tokens, most, tail, *own_of)
-
-    def _step(self) -> None:
-        """One forward: the draft as far as it agrees, and one token further."""
-        begin, part = self._position, self._recording.part(self._position)
-        end = self._recording.part_end(begin)
-        needs_forward = begin > 0  # the prompt's yields the first token
-        draft = self._drafter.propose(self._num_draft_tokens) if needs_forward else Draft()
-        draft = self._governor.fitted(draft, lambda length: (1, 1 + length))
-        coming = self._recording.new[begin : min(end, begin + self._num_draft_tokens)]
-        kept = agreeing(draft.ids, coming)
-        most = self._most(kept, coming)
-        grown = min(most + 1, end - begin)
-        record = self._drafter.record
-        for _ in range(grown):
-            self._push()
-        record.note(draft, kept)
-        if needs_forward:
-            self._governor.pay([grown], 1, 1 + len(draft.ids))
-        drafted = most if self._policy.startswith("perfect") else len(draft.ids)
-        self.counts[part].add_step(grown, drafted, most, self._costs if needs_forward else None)
-        self.reach += [begin + most] * grown
-
-    def _most(self, kept: int, coming: list[int]) -> int:
-        """Tokens of what is `coming` that the step's draft ought to have had; `kept` is what it has."""
-        return kept
-
-    def _push(self) -> None:
-        """The next token of the text, and what begins before or behind it."""
-        token = self._recording.new[self._position]
-        self._position += 1
-        if self._position == self._recording.opens:  # its last marker token is the thought's, as in `TextState.emit`
-            self._drafter = self._new_drafter("thought")
-            self._drafter.add("prompt", self._prompt)
-            self._drafter.add("answer", self._written["answer"])
-        self._drafter.observe(token)
-        if self._position == self._recording.closes:
-            self._begin_answer()
-
-    def _begin_answer(self) -> None:
-        self._drafter = self._new_drafter("answer")
-        self._drafter.add("thought", self._written["thought"])
-        self._drafter.add("prompt", self._prompt)
-        for draft in self._recording.drafts:
-            self._drafter.add_draft(SuffixAutomaton(draft))
+    config = SSRConfig(
+        sources=list(sources),
+        num_draft_tokens=num_draft_tokens,
+        max_overhead=None if policy == "governed" else "off",
+        max_length=len(recording.prompt) + len(recording.new) + num_draft_tokens + 1,  # it cuts no draft
+    )
+    counts = _written(recording, config, _LANES.get(policy, RecordedLane)).counts
+    for part in counts.values():
+        part.texts = int(part.tokens > 0)
+    return counts
 
 
-class PerfectRewriting(Rewriting):
-    """
-    The same with what no policy can know: each step goes as far as the best of three, the drafter's own draft, the
-    longest run from any place in the sources, and the draft of `"off"` that the text's position lies in. So it never
-    takes more forwards than `"off"`.
-    """
-
-    def __init__(self, recording: Recording, sources: Sequence[str], num_draft_tokens: int):
-        super().__init__(recording, sources, "perfect source", num_draft_tokens)
-        real = Rewriting(recording, sources, "off", num_draft_tokens)
-        real.run()
-        self._real_reach, self._places = real.reach, Places()
-        if "prompt" in sources:
-            self._places.add(recording.prompt)
-
-    def _most(self, kept: int, coming: list[int]) -> int:
-        if not self._position or not coming:
-            return kept
-        run = self._places.longest(self._recording.new[self._position - 1], coming)
-        return max(kept, run, min(self._real_reach[self._position] - self._position, len(coming)))
-
-    def _push(self) -> None:
-        recording, position = self._recording, self._position
-        token = recording.new[position]
-        if recording.part(position) in self._sources:
-            self._places.push(token)
-        super()._push()
-        if self._position in (recording.opens, recording.closes):
-            self._places.begin()
-        if self._position == recording.closes and "draft" in self._sources:
-            for draft in recording.drafts:
-                self._places.add([token, *draft])
-
-
-def rewrite(recording: Recording, sources: Sequence[str], policy: str, num_draft_tokens: int) -> dict[str, Counts]:
-    """What thought and answer of a recording take, with a policy of `POLICIES`; the rest as in [`Rewriting`]."""
-    if policy == "perfect source":
-        return PerfectRewriting(recording, sources, num_draft_tokens).run()
-    return Rewriting(recording, sources, policy, num_draft_tokens).run()
+def _written(recording: Recording, config: SSRConfig, kind: type[RecordedLane]) -> RecordedLane:
+    """A lane that has written all of it."""
+    target = RecordedTarget(recording.prompt, config.max_length)
+    governor, costs = Governor(config, _Machine()), GuessedCosts(_Machine.device)
+    if governor.is_on:
+        governor.costs = costs
+    governor.begin(*target.last_shape)
+    lane, rounds = kind(recording, target.rows[0], config, costs), Rounds(target, governor)
+    while not lane.done and recording.new:
+        rounds.play([lane])
+    return lane

@@ -115,16 +115,13 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has what it wanted (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         fail(str(error))
 
 
 def _function(command: Command) -> Callable[[argparse.Namespace], int]:
     """What the command runs."""
-    try:
-        check_transformers()
-    except ImportError as error:
-        fail(str(error))
+    check_transformers()
     module, _, function = command.run.partition(":")
     found = getattr(importlib.import_module(f"..{module}", __package__), function)
     if "transformers" in sys.modules and command is not PROMPT:  # that one decides for itself
