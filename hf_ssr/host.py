@@ -79,12 +79,12 @@ def require_members() -> None:
         )
 
 
-def prefill(model, input_ids: torch.LongTensor, config: GenerationConfig, model_kwargs: dict[str, Any]):
+def prefill(model, input_ids: torch.Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]):
     """The forward over the prompts. Private, as only it knows about chunks, a filled cache, and images."""
     return model._prefill(input_ids, config, model_kwargs, is_first_iteration=True)
 
 
-def decode_plainly(model, input_ids: torch.LongTensor, **kwargs):
+def decode_plainly(model, input_ids: torch.Tensor, **kwargs):
     """Plain decoding of a call that `generate` has prepared. Private, as `generate` would prepare it again."""
     return model._sample(input_ids, **kwargs)
 

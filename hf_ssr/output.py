@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +75,7 @@ class Stream:
                 self.end()
 
 
-def collect(target, texts) -> SSROutput | torch.LongTensor:
+def collect(target, texts) -> SSROutput | torch.Tensor:
     """What `generate` returns: the texts (each a [`Parent`]), padded at their end, and what was counted."""
     config, metrics = target.config, target.metrics
     for text in texts:
@@ -87,7 +88,8 @@ def collect(target, texts) -> SSROutput | torch.LongTensor:
         metrics.add_rows([text.metrics for text in texts])
     length = max(text.row.length for text in texts)
     pad = pad_token_id(config)
-    sequences = torch.cat([F.pad(text.row.ids, (0, length - text.row.length), value=pad) for text in texts])
+    padded = [F.pad(text.row.ids, (0, length - text.row.length), value=pad) for text in texts]
+    sequences: Any = torch.cat(padded)  # which transformers has as a LongTensor
     if not config.return_dict_in_generate:
         return sequences
     if len(texts) > 1:

@@ -140,7 +140,7 @@ class SuffixSearch:
         self._recent.append(token)
         del self._recent[: -self._reach]
         if self._source is not None:
-            self._align(token)
+            self._align(self._source.tokens, token)
 
     def propose(self, limit: int) -> Proposal:
         """At most `limit` tokens that may come next."""
@@ -174,9 +174,8 @@ class SuffixSearch:
         self._renamed: dict[int, int] = {}  # tokens of the source, and what the text has in their places
         self._is_prefix = self._is_unseen = False
 
-    def _align(self, token: int) -> None:
-        """Moves on by one token of the text."""
-        tokens = self._source.tokens
+    def _align(self, tokens: list[int], token: int) -> None:
+        """Moves on in the source's tokens by one of the text."""
         there = tokens[self._position] if self._position < len(tokens) else None
         agrees = there is not None and self._renamed.get(there, there) == token
         self._is_unseen = self._is_unseen and agrees
@@ -186,7 +185,7 @@ class SuffixSearch:
             self._misses = 0
         elif self._is_prefix and self._position == self._begin == 0 and token in self._lead:
             pass  # the draft lacks what leads to the answer
-        elif self._is_prefix and self._position == self._begin == 0 and self._lacks_lead(token):
+        elif self._is_prefix and self._position == self._begin == 0 and self._lacks_lead(tokens, token):
             self._position = len(self._lead) + 1
         else:
             self._is_prefix = False
@@ -199,18 +198,18 @@ class SuffixSearch:
             elif self._misses > self._reach:
                 self._follow(None, 0)
 
-    def _lacks_lead(self, token: int) -> bool:
+    def _lacks_lead(self, tokens: list[int], token: int) -> bool:
         """Whether the text goes without the lead that the draft begins with."""
-        tokens, lead = self._source.tokens, self._lead
+        lead = self._lead
         return tuple(tokens[: len(lead)]) == lead and tokens[len(lead) : len(lead) + 1] == [token]
 
     def _realign(self) -> None:
         """Goes on where drafts have been kept most often: here, near by, or where the longest suffix occurred."""
-        best, place, matched = 0.0, None, 0
+        best, place, matched = 0.0, 0, 0
         if self._source is not None and self._misses <= 1 and self._position < len(self._source.tokens):
             best = self.record.chance(self._kind)
-        elif self._misses > 1:
-            matched, place = self._best_place_near()
+        elif self._source is not None and self._misses > 1:
+            matched, place = self._best_place_near(self._source.tokens)
             best = self.record.chance(f"match {min(matched, LONGEST_KIND)}") if matched else 0.0
         length, source, position = 0, None, 0
         for candidate in self._sources:
@@ -224,9 +223,9 @@ class SuffixSearch:
         elif self._source is not None and self._position >= len(self._source.tokens):
             self._follow(None, 0)
 
-    def _best_place_near(self) -> tuple[int, int]:
+    def _best_place_near(self, tokens: list[int]) -> tuple[int, int]:
         """How many of the last tokens match near the lost place, and the position behind them."""
-        tokens, reach, recent = self._source.tokens, self._reach, self._recent
+        reach, recent = self._reach, self._recent
         first, last = max(1, self._position - reach), min(len(tokens) - 1, self._position + reach)
         best, place = 0, 0
         for index, token in enumerate(tokens[first - 1 : last], first):
