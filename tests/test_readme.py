@@ -104,7 +104,7 @@ def test_ci_runs_the_shell_blocks():
 
 
 def test_every_file_is_in_the_map():
-    files = {path.name for path in (ROOT / "hf_ssr").glob("*.py")} - {"__init__.py", "version.py", "comparing.py"}
+    files = {path.name for path in (ROOT / "hf_ssr").glob("*.py")} - {"__init__.py", "version.py"}
     files |= {f"{path.parent.name}/" for path in (ROOT / "hf_ssr").glob("*/__init__.py")}
     assert all(f"`{name}`" in TEXTS["docs/how_it_works.md"] for name in files)
 

@@ -24,6 +24,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 
 import hf_ssr.choosing
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
+from hf_ssr.choosing import Chooser
 from hf_ssr.draft_sources import DraftSources
 from hf_ssr.markers import resolve_markers
 from hf_ssr.think_state import ThinkingState
@@ -277,13 +278,17 @@ def test_all_rules_where_there_is_one_choice(model):
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
 def test_coupled_noise_is_the_place_in_the_text_alone(architecture, monkeypatch):
     """No two places of a text share it, a child has its parent's, and no draft changes what is drawn."""
-    places = []
+    places, choose = [], Chooser.choose
 
-    def recorded(scores, seed, position):
-        places.append(position)
-        return gumbel_choice(scores, seed, position)
+    def recorded(chooser, logits):
+        """Not what a child draws."""
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                hf_ssr.choosing, "gumbel_choice", lambda *args: places.append(args[-1]) or gumbel_choice(*args)
+            )
+            return choose(chooser, logits)
 
-    monkeypatch.setattr(hf_ssr.choosing, "gumbel_choice", recorded)
+    monkeypatch.setattr(Chooser, "choose", recorded)
     model, script, ids = build_once(architecture), twice(6), prompt_ids().clamp(min=FIRST)
     common = {"thinking_start": [OPEN], "thinking_end": [CLOSE], "forced_close": [7, CLOSE], "thinking_budget": 40}
     common |= {"do_sample": True, "verify": "coupled", "max_new_tokens": 90, "return_dict_in_generate": True}

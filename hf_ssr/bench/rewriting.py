@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..comparing import agreeing
+from ..running.comparing import agreeing
 from ..config import SSRConfig
 from ..costs import GuessedCosts, StepCosts
 from ..draft_sources import DraftSources
