@@ -6,7 +6,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from .drafting import ANSWER, Draft, Drafter
-from .target import Row
+from .rows import Row
 from .verifying import DraftProbs, gumbel_choice
 
 MOST_PROBS_BYTES = 2**28  # of one draft: 200 tokens of a distribution over 160,000, or any length under a top-k

@@ -27,7 +27,6 @@ from .output import SSROutput, Stream
 from .preparing import prepare, run_plain
 from .scheduling import ForkSchedule, Governor
 from .seeding import row_seeds
-from .shared_prefix import SharedPrefixTarget
 from .speculating import verify
 from .state import TextState, collect
 from .target import Row, Target
@@ -70,7 +69,7 @@ def ssr_decoding(
         plan = prepare(model, input_ids, config, tokenizer, stream, synced_gpus, **plain)
         if plan.plain_reason is not None:
             return run_plain(plan, model, input_ids, config, stream, metrics, synced_gpus=synced_gpus, **plain)
-        target = SharedPrefixTarget(model, input_ids, config, metrics, model_kwargs)
+        target = Target(model, input_ids, config, metrics, model_kwargs)
         governor = Governor(config, model)
         texts = [
             TextState(
@@ -132,15 +131,14 @@ def step(target: Target, texts: list[TextState], schedule: ForkSchedule, governo
     phase = next(name for name in ("drafting", "thinking", "verify", "speculate") if name in phases)
     with target.metrics.timed(phase):
         lengths = {text: text.row.length for text in texts}
-        proposed = {row: draft.ids for row, draft in drafts.items()}
-        recording = any(proposed.values()) or not all(text.thinking.open for text in texts)
+        recording = any(draft.ids for draft in drafts.values()) or not all(text.thinking.open for text in texts)
         try:
-            logits = target.forward(phase, proposed, recording)
+            logits = target.forward(phase, drafts, recording)
         except torch.OutOfMemoryError:
             if not (drop_children(texts) and target.undo_forward()):
                 raise
             target.keep([text.row for text in texts])
-            logits = target.forward(phase, proposed, recording)
+            logits = target.forward(phase, drafts, recording)
         for child in (text.child for text in texts if text.child is not None and text.child.row in logits):
             child.forwards += 1
             child.seconds += target.metrics.timeline[-1][-1]

@@ -27,6 +27,8 @@ class Draft:
             and `None` for a token, where it was not drawn. One longer than `ids` if `then` is there.
         stage (`Stage`, *optional*): whose draft it is.
         then (`int`, *optional*): the token drafted behind `ids`: it needs no forward of its own to be verified.
+        parents (`list[int]`, *optional*): of a tree, which of `ids` each token comes after, `-1` = the text; none comes
+            before its parent. `None` = a chain.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -37,6 +39,7 @@ class Draft:
     probs: list[DraftProbs | None] = field(default_factory=list)
     then: int | None = None
     stage: Stage | None = None
+    parents: list[int] | None = None
 
 
 class AcceptanceRecord:

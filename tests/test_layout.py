@@ -21,9 +21,13 @@ LEVELS = [
     ["applicability"],
     ["speculating"],
     ["state"],
-    ["scheduling", "shared_prefix", "drafter_suffix", "child"],
-    ["drafting"],
+    ["scheduling", "drafter_suffix", "child"],
     ["target"],
+    ["target_slots"],
+    ["target_rows", "self_check"],
+    ["forwards", "rows", "slot_masks"],
+    ["places", "cache_slots", "forking"],
+    ["drafting"],
 ]
 NOT_SHIPPED = {*TOP, "version"}
 
