@@ -170,7 +170,10 @@ def propose(target: Target, texts: list[TextState], schedule: ForkSchedule, gove
     # shorter rows are filled up, and nothing may lie past the end
     room = min(each.row.room for each in [*texts, *children])
     if target.batch_size > 1:
-        shape = partial(_widened, len(target.rows))
+
+        def shape(length: int) -> tuple[int, int]:
+            return target.shape_of([1 + length if row.origin is None else 1 for row in target.rows])
+
         return {
             text.row: Draft() if text.thinking.open else governor.fitted(text.propose(room - 1), shape)
             for text in texts
@@ -188,10 +191,6 @@ def propose(target: Target, texts: list[TextState], schedule: ForkSchedule, gove
         ahead = governor.fitted(ahead, lambda n: target.shape_of([own, 1 + len(forced) + n]), target.shape_of([own]))
         drafts[child.row] = child.behind_close(forced, ahead)
     return drafts
-
-
-def _widened(rows: int, length: int) -> tuple[int, int]:
-    return rows, 1 + length
 
 
 def until_fork(text: TextState, schedule: ForkSchedule) -> int:

@@ -8,17 +8,14 @@ import random
 import pytest
 import torch
 from conftest import build_once
-from tiny_models import ARCHITECTURES, VOCAB_SIZE, build
+from tiny_models import ARCHITECTURES, VOCAB_SIZE
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hf_ssr import SSRConfig
-from hf_ssr.cache_slots import SlotLayer, as_plain, into_slots
 from hf_ssr.drafting import Draft
 from hf_ssr.metrics import SSRMetrics
 from hf_ssr.rows import Row
 from hf_ssr.target import Target
-from hf_ssr.target_rows import AlignedRows
 from hf_ssr.target_slots import RowsInSlots
 
 PADDING = (0, 3, 7)

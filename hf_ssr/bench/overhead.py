@@ -20,10 +20,10 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from .. import generate as _registered  # noqa: F401  registers the generation mode
+from ..cache_slots import SlotLayer
 from ..comparing import Run, timed_generate
 from ..config import SSRConfig
 from ..drafter_suffix import SuffixDrafter
-from ..growable_layer import GrowableLayer
 from ..suffix_automaton import SuffixAutomaton
 from .methods import arguments_of
 
@@ -81,7 +81,7 @@ def _by_length(lengths: list[int]) -> list[dict[str, float]]:
                 "plain_ms": plain,
                 "ssr_ms": ssr,
                 "dynamic_layer_ms": append_milliseconds(DynamicLayer, length),
-                "growable_layer_ms": append_milliseconds(GrowableLayer, length),
+                "slot_layer_ms": append_milliseconds(SlotLayer, length),
             }
         )
     return rows
