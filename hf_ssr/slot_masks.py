@@ -134,9 +134,10 @@ class SlotsOfAKind:
 
     def step(self, places: Places) -> StepSlots:
         """Where the places are written, and what attention is given: nothing behind the last place."""
-        slots = places.slots - self._column(self.bases) + self.region
+        self._describe()
+        slots = places.slots + self._text_offsets
         if places.is_child is not None:
-            slots = torch.where(places.is_child, places.slots - self._column(self.child_bases), slots)
+            slots = torch.where(places.is_child, places.slots - self._child_bases, slots)
         end = self.region + max(end - base for end, base in zip(places.ends, self.bases, strict=True))
         return StepSlots(slots, self.region if places.is_child is None else 0, end)
 
@@ -153,49 +154,63 @@ class SlotsOfAKind:
             `torch.Tensor` of shape `(rows, 1, places, slots)`.
         """
         self._describe()
-        region = self.region
+        begin = self.region if places.is_child is None else 0
+        mask = torch.zeros((*places.slots.shape, end - begin), dtype=dtype, device=self.device)
+        unseen = torch.finfo(dtype).min
         lowest = None if window is None else (places.indices - (window - 1))[..., None]
         highest = places.slots
         if places.is_child is not None:
-            highest = torch.where(places.is_child, self._column(self._sees_text_before) - 1, highest)
-        text = self._held[:, None, region:end]
-        sees = text <= highest[..., None]
+            highest = torch.where(places.is_child, self._forks - 1, highest)
+        # without a window, the texts that all go on from are compared with nothing
+        first = self.region if window is not None else self.region + self._seen_by_all(places)
+        text = self._held[:, None, first:end]
+        hides = text > highest[..., None]
         if lowest is not None:
-            sees &= text >= lowest
-        if self._is_text is not None:
-            sees &= self._is_text[:, None, region:end]
+            hides |= text < lowest
+        mask[..., first - begin :].masked_fill_(hides, unseen)
         if places.is_child is not None:
-            child = self._held[:, None, :region]
-            sees_child = (child <= places.slots[..., None]) & places.is_child[..., None]
+            child = self._held[:, None, : self.region]
+            hides = (child > places.slots[..., None]) | ~places.is_child[..., None]
             if lowest is not None:
-                sees_child &= child >= lowest
-            if self._is_text is not None:
-                sees_child &= self._is_text[:, None, :region]
-            sees = torch.cat([sees_child, sees], dim=-1)
-        shift = 0 if places.is_child is not None else region
+                hides |= child < lowest
+            mask[..., : self.region].masked_fill_(hides, unseen)
+        if self._padding is not None:
+            padding = self._padding[:, None, begin:end]
+            mask[..., : padding.shape[-1]].masked_fill_(padding, unseen)
         for row, place, slot, is_child, ancestors in places.trees:
             nodes = slice(place, place + len(ancestors))
             if window is not None:
                 depths = places.indices[row, nodes]
                 ancestors = ancestors & (depths[:, None] - depths[None] < window)
-            column = slot + self.offset(row, is_child) - shift
-            sees[row, nodes, column : column + len(ancestors)] = ancestors
-        unseen = torch.finfo(dtype).min
-        return torch.zeros(sees.shape, dtype=dtype, device=self.device).masked_fill_(~sees, unseen)[:, None]
+            column = slot + self.offset(row, is_child) - begin
+            mask[row, nodes, column : column + len(ancestors)] = mask.new_zeros(()).where(ancestors, unseen)
+        return mask[:, None]
+
+    def _seen_by_all(self, places: Places) -> int:
+        """Slots of the texts that every place of its row sees."""
+        seen = [begin - base for begin, base in zip(places.begins, self.bases, strict=True)]
+        if places.is_child is not None:
+            pairs = zip(self._sees_text_before, self.bases, places.child_begins, places.child_ends, strict=True)
+            seen += [max(0, fork - base) for fork, base, begin, end in pairs if end > begin]
+        return min(seen)
 
     def _describe(self) -> None:
         """What index each slot has, if it is written; kept until something moves."""
         if self._is_described:
             return
         self._is_described = True
-        child = torch.arange(self.region, device=self.device) + self._column(self.child_bases)
-        text = torch.arange(self._room, device=self.device) + self._column(self.bases)
+        self._text_offsets = self._column([self.region - base for base in self.bases])
+        self._child_bases, self._forks = self._column(self.child_bases), self._column(self._sees_text_before)
+        child = torch.arange(self.region, device=self.device) + self._child_bases
+        text = torch.arange(self.region, self.region + self._room, device=self.device) - self._text_offsets
         self._held = torch.cat([child, text], dim=1)
-        self._is_text = None
+        self._padding = None
         if self._prompt_mask is not None:
             width = self._prompt_mask.shape[1]
             seen = torch.nn.functional.pad(self._prompt_mask, (0, 1), value=True)
-            self._is_text = seen.gather(1, self._held.clamp(max=width))
+            padding = ~seen.gather(1, self._held.clamp(max=width))
+            last = padding.any(dim=0).nonzero()
+            self._padding = padding[:, : int(last[-1]) + 1] if len(last) else None
 
     def _column(self, values: list[int]) -> torch.LongTensor:
         return torch.tensor(values, device=self.device)[:, None]
