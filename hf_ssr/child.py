@@ -13,7 +13,7 @@ from .following import Decisions, exact
 from .lanes import Lane
 from .metrics import SSRMetrics
 from .output import Stream
-from .target import Row
+from .rows import Row
 from .verifying import DraftProbs
 
 

@@ -26,7 +26,6 @@ from .processors import processors_of_row
 from .rounds import Rounds
 from .scheduling import ForkSchedule, Governor
 from .seeding import row_seeds
-from .shared_prefix import SharedPrefixTarget
 from .stages import Stages
 from .target import Target
 
@@ -68,9 +67,12 @@ def ssr_decoding(
         plan = prepare(model, input_ids, config, tokenizer, stream, synced_gpus, **plain)
         if plan.plain_reason is not None:
             return run_plain(plan, model, input_ids, config, stream, metrics, synced_gpus=synced_gpus, **plain)
-        target = SharedPrefixTarget(model, input_ids, config, metrics, model_kwargs)
+        target = Target(model, input_ids, config, metrics, model_kwargs)
         governor = Governor(config, model)
-        texts = _texts(target, plan, governor, stream, logits_processor, stopping_criteria)
+        seeds = [0] * len(input_ids)
+        if config.rule != "exact":
+            seeds = row_seeds(input_ids, model_kwargs.get("attention_mask"))
+        texts = _texts(target, plan, governor, seeds, stream, logits_processor, stopping_criteria)
         generate_texts(target, texts, governor)
     return collect(target, texts)
 
@@ -102,16 +104,13 @@ def _texts(
     target: Target,
     plan: Preparation,
     governor: Governor,
+    seeds: list[int],
     stream: Stream,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
 ) -> list[Parent]:
     """One lane a prompt, and what it may fork and draft from."""
     config, schedule = target.config, ForkSchedule(target.config)
-    seeds = [0] * len(target.rows)
-    if config.rule != "exact":
-        ids = torch.cat([row.ids for row in target.rows])
-        seeds = row_seeds(ids, target.model_kwargs.get("attention_mask"))
     is_batch = len(target.rows) > 1
     texts = []
     for index, row in enumerate(target.rows):

@@ -71,11 +71,11 @@ class Evidence(NamedTuple):
     logits: torch.FloatTensor
     hidden: Mapping[int, torch.FloatTensor] = {}
 
-    def at(self, place: int) -> "Evidence":
-        """Of one place."""
+    def of(self, row: int, begin: int, end: int) -> "Evidence":
+        """Of some places of one row."""
+        rows, places = slice(row, row + 1), slice(begin, end)
         return Evidence(
-            self.logits[:, place : place + 1],
-            {layer: states[:, place : place + 1] for layer, states in self.hidden.items()},
+            self.logits[rows, places], {layer: states[rows, places] for layer, states in self.hidden.items()}
         )
 
 

@@ -28,7 +28,7 @@ def follow(lane, draft: Draft, evidence: Evidence) -> None:
     for token, node in lane.decide(draft, evidence.logits):
         has_parted = node is None
         if has_parted:
-            lane.part(token, evidence.at(places[-1]))
+            lane.part(token, evidence.of(0, places[-1], places[-1] + 1))
         goes_on = lane.take(token, source if node is not None else "model")
         if has_parted:
             break

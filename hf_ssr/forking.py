@@ -88,7 +88,8 @@ def shift_rows(
     Keeps some rows, each up to an end of its own, so that all end at the same place again: padding goes in front.
 
     Args:
-        cache (`Cache`): holds `count` rows, no recurrent states; windows and convolutions recorded the last forward.
+        cache (`Cache`): holds `count` rows, no recurrent states; attention layers are of slots, convolutions recorded
+            the last forward.
         model_kwargs (`dict`): describe all places of the cache.
         rows (`list[int]`): the rows to keep.
         count (`int`): of rows until now.
@@ -125,11 +126,9 @@ def shift_rows(
             for index, states in layer.conv_states.items():
                 layer.conv_states[index] = shifted(states, -1, layer.conv_kernel_size[index])
         elif type(layer) is not DummyLayer and layer.is_initialized:
-            is_window = isinstance(layer, DynamicSlidingWindowLayer)
-            size = min(length, layer.sliding_window - 1) if is_window else length
-            layer.keys, layer.values = shifted(layer.keys, -2, size), shifted(layer.values, -2, size)
-            if is_window:
-                layer.cumulative_length = length
+            size = length if layer.window is None else min(length, layer.window - 1)
+            keys, values = layer.all_held()
+            layer.hold(shifted(keys, -2, size), shifted(values, -2, size), length)
     return kwargs
 
 
@@ -137,9 +136,8 @@ class Rollback:
     """
     Rolls back the last tokens of a cache, each layer in the way it allows:
 
-    - full attention: crop;
-    - sliding windows and convolutions: record what leaves them, then crop. Only while drafts are verified: recording, a
-      prefill would keep the whole prompt;
+    - attention: crop. A layer of slots can do that past its window;
+    - convolutions: record what leaves them, then crop. Only while drafts are verified;
     - recurrent states, which only go forward: a copy from before the block, so that all of the block is rolled back and
       the tokens to keep have to be fed again, together with what comes next.
 
@@ -220,8 +218,8 @@ class Rollback:
             length (`int`): tokens of the text that the cache held then.
 
         Returns:
-            `bool`: whether it could. Outside of verification it cannot beside states or past a window; plain `generate`
-            is left in the middle of a step there as well.
+            `bool`: whether it could. Outside of verification it cannot beside states; plain `generate` is left in the
+            middle of a step there as well.
         """
         if not self._is_under_way:
             return True
@@ -271,9 +269,7 @@ def _excess(layer, length: int) -> int | None:
         return 0
     if type(layer) is LinearAttentionLayer:  # a convolution
         return layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0] if layer.record_past else None
-    excess = _length(layer) - length
-    is_past_window = isinstance(layer, DynamicSlidingWindowLayer) and _length(layer) >= layer.sliding_window
-    return None if excess and is_past_window and not layer.record_past else excess
+    return _length(layer) - length
 
 
 def _crop(layer, count: int) -> None:

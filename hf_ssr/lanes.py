@@ -12,7 +12,7 @@ from .drafting import Draft, Drafter, Evidence
 from .following import Decisions, by_blocks, by_tokens, exact
 from .metrics import SSRMetrics
 from .output import Stream
-from .target import Row
+from .rows import Row
 from .think_state import ThinkingState
 
 

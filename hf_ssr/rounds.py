@@ -9,9 +9,10 @@ import torch
 from .drafting import Draft, Drafter, Evidence
 from .following import follow
 from .lanes import Lane
+from .rows import Row
 from .scheduling import Governor
 from .stages import drop_children, stop_costly_children
-from .target import Row, Target
+from .target import Target
 
 FIRST_PHASE = ("drafting", "thinking", "verify", "speculate")  # of those that the lanes are in
 

@@ -1,7 +1,7 @@
 """
 Does a model read several tokens in one forward, and roll them back, as it does one by one, past its windows too? Does
-it draw random numbers meanwhile? And does it read two texts in one row that a mask tells apart? Tried on a few tokens,
-before SSR is trusted.
+it draw random numbers meanwhile? And does it do as a mask says: does it tell a child from its parent in one row, rows
+of different lengths? Tried on a few tokens, before SSR is trusted.
 """
 
 import copy
@@ -16,8 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from .cache_slots import SlotLayer, into_slots
+from .drafting import Draft
 from .forking import Rollback
 from .host import attention_of, kernels_of
+from .places import Fed, Places
+from .slot_masks import SlotsOfCache
 
 PROMPT_TOKENS, BLOCK_TOKENS = 12, 4
 # Largest error in standard deviations of the logits; in float32 models that fail are off by 0.04 and more, others 1e-5.
@@ -55,16 +59,19 @@ def why_not_in_blocks(model, windows: Iterable[int] = ()) -> str | None:
     return None
 
 
-def tells_texts_apart(model) -> bool:
+def tells_texts_apart(model, windows: Iterable[int] = ()) -> bool:
     """
-    Whether a forward over two texts in one row, with a mask that lets each see itself and what both begin with, yields
-    what forwards over each of them yield. The answer is kept as that of [`why_not_in_blocks`].
+    Whether forwards over two rows of slots, which go on by differently many tokens and one of which has a child, with
+    masks that say who sees whom, yield what forwards over each text alone yield. The answer is kept as that of
+    [`why_not_in_blocks`].
 
     Args:
-        model (`PreTrainedModel`): with full attention only.
+        model (`PreTrainedModel`): whose cache has attention layers only.
+        windows (`Iterable[int]`): lengths of those windows of the cache that the text may pass.
     """
     with _lock:
-        return attention_of(model) in ("sdpa", "eager") and _known(model, _try_two_texts) is None
+        takes_masks = attention_of(model) in ("sdpa", "eager")
+        return takes_masks and all(_known(model, _try_masks, window) is None for window in (None, *sorted(windows)))
 
 
 def _known(model, trial: Callable, *args) -> str | None:
@@ -174,8 +181,13 @@ def _generator() -> torch.Generator:
     return torch.Generator("cpu").manual_seed(0)
 
 
-def _read(model, tokens: torch.Tensor, begin: int, cache: DynamicCache | None, **inputs) -> torch.Tensor:
-    """Logits of tokens at the positions from `begin` on, shape `(tokens, vocab_size)`, called as `generate` does."""
+def _read(model, tokens: torch.LongTensor, begin: int, cache: DynamicCache | None) -> torch.Tensor:
+    """Logits of one row, of shape `(tokens, vocab_size)`."""
+    return _read_rows(model, tokens, begin, cache)[0]
+
+
+def _read_rows(model, tokens: torch.LongTensor, begin: int, cache: DynamicCache | None, **inputs) -> torch.Tensor:
+    """Logits at the positions from `begin` on, of shape `(rows, tokens, vocab_size)`, called as `generate` does."""
     count = tokens.shape[1]
     kwargs: dict[str, Any] = {"use_cache": cache is not None}
     if "position_ids" in inspect.signature(model.forward).parameters:
@@ -187,7 +199,7 @@ def _read(model, tokens: torch.Tensor, begin: int, cache: DynamicCache | None, *
     outputs = model.forward(**{**kwargs, **inputs}, return_dict=True)
     if cache is not None and getattr(outputs, "cache", None) is not cache:
         raise _NoCache
-    return outputs.logits[0].float()
+    return outputs.logits.float()
 
 
 class _NoCache(Exception):
@@ -213,6 +225,7 @@ def _try_blocks(model, window: int | None) -> str | None:
     expected = torch.cat([_read(model, token, begin + t, steps) for t, token in enumerate(right.split(1, dim=1))])
     del steps  # its windows may be large
     blocks = _at(prefilled, begin)
+    into_slots(blocks)
     rollback = Rollback(blocks, begin)
     rollback.record(True)
     rollback.begin(is_draft=True)
@@ -272,26 +285,62 @@ def _tolerance(model, cache: DynamicCache) -> float | None:
     return max(TOLERANCE[dtype] for dtype in dtypes)
 
 
-def _try_two_texts(model) -> str | None:
-    ids = _random_ids(model, 1, PROMPT_TOKENS + 2 * BLOCK_TOKENS)
-    prompt, first, second = ids.split([PROMPT_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS], dim=1)
-    expected = torch.cat(
-        [_read(model, torch.cat([prompt, text], dim=1), 0, None)[PROMPT_TOKENS:] for text in (first, second)]
-    )
-    prefilled = DynamicCache(config=model.config.get_text_config(decoder=True))
+def _try_masks(model, window: int | None) -> str | None:
+    """
+    Two rows, which go on by differently many tokens behind a wrong draft; the first has a child. Each of the three must
+    yield what it yields alone, one by one.
+    """
+    begin = PROMPT_TOKENS if window is None else max(1, window - 1)
+    ids = _random_ids(model, 3, PROMPT_TOKENS + BLOCK_TOKENS)
+    prompt, (text, other, wrong) = ids[:1, :PROMPT_TOKENS], ids[:, PROMPT_TOKENS:].tolist()
+    config = model.config.get_text_config(decoder=True)
+    prefilled = DynamicCache(config=config)
     _read(model, prompt, 0, prefilled)
-    places = torch.arange(ids.shape[1], device=ids.device)
-    seen = places[None] <= places[PROMPT_TOKENS:, None]
-    seen[BLOCK_TOKENS:, PROMPT_TOKENS : PROMPT_TOKENS + BLOCK_TOKENS] = False
-    mask = torch.zeros(seen.shape, dtype=model.dtype, device=ids.device)
-    mask = mask.masked_fill(~seen, torch.finfo(model.dtype).min)[None, None]
-    positions = places[PROMPT_TOKENS : PROMPT_TOKENS + BLOCK_TOKENS].repeat(2)[None]
-    both = torch.cat([first, second], dim=1)
-    found = _read(model, both, 0, copy.deepcopy(prefilled), attention_mask=mask, position_ids=positions)
-    error = (found - expected).abs().max()
+    alone = [_at(prefilled, begin) for _ in range(2)]
+    expected = [
+        torch.cat([_read(model, prompt.new_tensor([[token]]), begin + t, cache) for t, token in enumerate(tokens)])
+        for tokens, cache in zip((text, other), alone, strict=True)
+    ]
+    del alone
+    cache = _at(prefilled, begin)
+    into_slots(cache)
+    for layer in cache.layers:
+        if type(layer) is SlotLayer and layer.is_initialized:
+            layer.bases = [layer.bases[0] + begin - layer.end]  # layers without a window have read less
+    cache.reorder_cache(torch.tensor([0, 0]))
+    slots = SlotsOfCache(cache, config, None, prompt.device)
+    if not slots.takes_masks:
+        return f"{type(model).__name__} has layers of several kinds, whose masks are not known"
+    slots.fork({0: begin})
+    half = BLOCK_TOKENS // 2
+    first = [[Fed(begin, 1, Draft(wrong[1:]))], [Fed(begin, half, Draft())]]
+    first[0].append(Fed(begin, BLOCK_TOKENS, Draft()))
+    blocks = [[text[0], *wrong[1:], *other], [*other[:half], *[text[0]] * (2 * BLOCK_TOKENS - half)]]
+    found = _read_places(model, cache, slots, first, blocks)
+    results = [[found[0, :1]], [found[1, :half]], [found[0, BLOCK_TOKENS:]]]
+    second = [[Fed(begin + 1, BLOCK_TOKENS - 1, Draft())], [Fed(begin + half, BLOCK_TOKENS - half, Draft())]]
+    blocks = [text[1:], [*other[half:], *[text[0]] * (half - 1)]]
+    found = _read_places(model, cache, slots, second, blocks)
+    results[0].append(found[0])
+    results[1].append(found[1, : BLOCK_TOKENS - half])
+    wanted = torch.cat([expected[0], expected[1], expected[1]])
+    error = (torch.cat([part for parts in results for part in parts]) - wanted).abs().max()
     most = _tolerance(model, prefilled)
     if most is None:
-        block = _read(model, first, PROMPT_TOKENS, prefilled)
-        rounding = (block - expected[:BLOCK_TOKENS]).abs().max() / expected.std()
-        most = min(MOST_ROUNDING, float(ROUNDINGS * rounding.clamp(min=1e-2)))
-    return None if error <= most * expected.std() else f"{type(model).__name__} mixes two texts in one row"
+        most = MOST_ROUNDING
+        if window is None:
+            whole = _read(model, ids[:1], 0, None)[PROMPT_TOKENS:]
+            rounding = (whole - expected[0]).abs().max() / expected[0].std()
+            most = min(MOST_ROUNDING, ROUNDINGS * rounding.clamp(min=1e-2))
+    return None if error <= most * wanted.std() else f"{type(model).__name__} mixes texts that a mask tells apart"
+
+
+def _read_places(model, cache: DynamicCache, slots: SlotsOfCache, lines: list[list[Fed]], blocks: list) -> torch.Tensor:
+    """Logits of shape `(rows, places, vocab_size)`."""
+    tokens = torch.tensor(blocks, device=model.device if model.device.type != "meta" else None)
+    places = Places.of(lines, tokens.shape[1], tokens.device)
+    mask = slots.begin(places, model.dtype)
+    try:
+        return _read_rows(model, tokens, 0, cache, attention_mask=mask, position_ids=places.indices)
+    finally:
+        slots.end()

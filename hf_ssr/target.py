@@ -1,82 +1,27 @@
-"""The target: the model, its cache, and the rows in it. What a forward is given, and what the cache keeps of it."""
+"""The target: the model, its cache, and the texts in it. What a forward is given, and what the cache keeps of it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import DynamicCache
 
+from .cache_slots import as_plain, into_slots
 from .config import SSRConfig
 from .drafting import Draft, Evidence
-from .forking import PLACE_WISE, Rollback, is_recurrent, select_rows, shift_rows
-from .growable_layer import as_dynamic, grow_in_place
-from .host import extended_kwargs, is_of_user, prefill
+from .forking import Rollback
+from .forwards import Forwards, most_positions
+from .host import is_of_user, prefill
 from .metrics import SSRMetrics
-
-
-class Row:
-    """
-    A text and how much of it its row of the cache holds.
-
-    Args:
-        ids (`torch.LongTensor` of shape `(1, length)`): the text so far.
-        max_length (`int`): most tokens of the text. The last of them is never fed.
-        origin (`Row`, *optional*): the row that it was forked from.
-    """
-
-    def __init__(self, ids: torch.LongTensor, max_length: int, origin: "Row | None" = None):
-        self.length = ids.shape[1]
-        self.max_length = max_length
-        self.most_places = math.inf  # of the cache and of a table of positions, filled up or not
-        self.cached = 0  # tokens of the text that the cache holds
-        self.origin = origin
-        self._ids = ids.new_zeros((1, self.length + 1024), dtype=torch.long)  # as plain `generate` returns, from any
-        self._ids[:, : self.length] = ids
-
-    @property
-    def ids(self) -> torch.LongTensor:
-        """The text so far, shape `(1, length)`."""
-        return self._ids[:, : self.length]
-
-    @property
-    def last(self) -> torch.LongTensor:
-        """The last token, shape `(1,)`."""
-        return self._ids[0, self.length - 1 : self.length]
-
-    @property
-    def room(self) -> int:
-        """Tokens that may still come."""
-        return self.max_length - self.length
-
-    @property
-    def widest(self) -> float:
-        """Tokens that may be fed behind the text, whether they count or fill the row up."""
-        return self.most_places - self.length
-
-    def append(self, token: int) -> None:
-        """The text grows by one token."""
-        if self.length == self._ids.shape[1]:
-            self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)], dim=1)
-        self._ids.select(1, self.length).fill_(token)
-        self.length += 1
-
-    def block(self, draft: Sequence[int]) -> torch.LongTensor:
-        """What the cache does not hold yet, and a draft behind it, shape `(1, length)`."""
-        block = self._ids[:, self.cached : self.length]
-        return torch.cat([block, block.new_tensor([draft])], dim=1) if draft else block
-
-    def fork(self) -> "Row":
-        """A row with the same text, which is not in the cache yet."""
-        row = Row(self.ids, self.max_length, self)
-        row.most_places = self.most_places
-        return row
+from .rows import Row
+from .target_rows import AlignedRows
+from .target_slots import RowsInSlots
 
 
 class Target:
     """
-    The model and one cache for all rows. Rows end at the same place of the cache; in front of a shorter one is padding.
+    The model and one cache for all texts and their children. They lie in slots if the model takes our masks
+    ([`RowsInSlots`]), else in rows that end at the same place ([`AlignedRows`]).
 
     Args:
         model (`PreTrainedModel`): the target.
@@ -97,15 +42,27 @@ class Target:
         self.model = model
         self.config = config
         self.metrics = metrics
-        self.model_kwargs = model_kwargs
-        self.rows = [Row(ids, config.max_length) for ids in input_ids.split(1)]
-        self.batch_size, self._width = input_ids.shape
-        self._fed = dict.fromkeys(self.rows, self._width)  # tokens of each row in the last forward, `_width` wide
-        self._end = self._described = self._width  # places of the cache; of these, described by `model_kwargs`
-        self._block_kwargs: dict[str, Any] | None = model_kwargs  # of all places, as long as nothing has changed
+        self.batch_size = len(input_ids)
+        self._model_kwargs = model_kwargs
+        self._prompts = [Row(ids, config.max_length) for ids in input_ids.split(1)]
+        self._forwards = Forwards(model, metrics)
+        self._layout: AlignedRows | RowsInSlots | None = None
         self._next_logits: torch.Tensor | None = None
-        self.last_shape = (0, 0)  # rows and tokens of the last forward
-        self.last_seconds = 0.0  # that it took
+
+    @property
+    def rows(self) -> list[Row]:
+        """All that is written: the texts, then their children."""
+        return self._prompts if self._layout is None else self._layout.rows
+
+    @property
+    def last_shape(self) -> tuple[int, int]:
+        """Rows and tokens of the last forward."""
+        return self._forwards.last_shape
+
+    @property
+    def last_seconds(self) -> float:
+        """What the last forward took."""
+        return self._forwards.last_seconds
 
     @property
     def has_logits(self) -> bool:
@@ -113,45 +70,48 @@ class Target:
         return self._next_logits is not None
 
     @property
-    def holds_text_only(self) -> bool:
-        """Whether the cache is a DynamicCache with nothing before the texts. One that the user has filled may have."""
-        return type(self.cache) is DynamicCache and not self.rollback.holds_more
+    def takes_uneven_blocks(self) -> bool:
+        """Whether rows may be given differently many tokens in a forward."""
+        return self._layout.takes_uneven_blocks
 
     @property
-    def takes_uneven_blocks(self) -> bool:
-        """Whether rows may be given differently many tokens in a forward: each can go back by a count of its own."""
-        return (
-            self.holds_text_only
-            and not any(map(is_recurrent, self.cache.layers))
-            and self.model_kwargs.get("position_ids") is not None
-            and not getattr(self.model.config.get_text_config(decoder=True), "attn_temperature_tuning", False)
-        )
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree."""
+        return self._layout.takes_trees
 
     def prefill(self) -> None:
         """The forward over the prompts."""
-        ids = torch.cat([row.ids for row in self.rows])
-        with self.metrics.timed_forward("prefill", len(self.rows), self._width, ids.device):
-            outputs = prefill(self.model, ids, self.config, self.model_kwargs)
-        self.cache = self.model_kwargs["cache"] = outputs.cache
+        rows = self._prompts
+        ids = torch.cat([row.ids for row in rows])
+        with self.metrics.timed_forward("prefill", *ids.shape, ids.device):
+            outputs = prefill(self.model, ids, self.config, self._model_kwargs)
+        self.cache = self._model_kwargs["cache"] = outputs.cache
         self._next_logits = outputs.logits[:, -1:]
-        self.last_shape = tuple(ids.shape)
-        if type(self.cache) is DynamicCache and self.config.setting("grow_in_place"):
-            grow_in_place(self.cache)
-        self.rollback = Rollback(self.cache, self._width)
-        most = self._width + self.rollback.spare_places, _positions(self.model) - self.rollback.places_ahead
-        for row in self.rows:
+        self._forwards.last_shape = tuple(ids.shape)
+        if type(self.cache) is DynamicCache:
+            into_slots(self.cache, self.config.setting("grow_in_place"))
+        rollback = Rollback(self.cache, ids.shape[1])
+        most = ids.shape[1] + rollback.spare_places, most_positions(self.model) - rollback.places_ahead
+        for row in rows:
             row.cached = row.length
             row.most_places = min(most)
             row.max_length = min(row.max_length, row.most_places + 1)
+        self._layout = self._first_layout(rows)
+
+    def _first_layout(self, rows: list[Row]) -> AlignedRows | RowsInSlots:
+        layout = RowsInSlots if RowsInSlots.fits(self._forwards, self.cache, rows, self._model_kwargs) else AlignedRows
+        found = layout(self._forwards, self.cache, list(rows), self._model_kwargs)
+        if len(rows) > 1 and layout is RowsInSlots and not found.takes_masks:
+            return AlignedRows(self._forwards, self.cache, list(rows), self._model_kwargs)
+        return found
 
     def forward(self, phase: str, drafts: Mapping[Row, Draft], recording: bool = True) -> dict[Row, Evidence]:
         """
-        One forward over what the cache does not hold of each row yet, and over a draft behind it. Shorter rows are
-        filled up behind their tokens, where these do not see it, and which is rolled back.
+        One forward over what the cache does not hold of each row yet, and over a draft behind it.
 
         Args:
             phase (`str`): of the metrics.
-            drafts (`Mapping[Row, Draft]`): what was proposed to rows that were proposed anything.
+            drafts (`Mapping[Row, Draft]`): of rows that have any. A tree only if [`Target.takes_trees`].
             recording (`bool`): whether tokens of this forward may have to be rolled back.
 
         Returns:
@@ -160,84 +120,21 @@ class Target:
         if self._next_logits is not None:  # left over from the prefill
             logits, self._next_logits = self._next_logits, None
             return dict(zip(self.rows, map(Evidence, logits.split(1)), strict=True))
-        self.rollback.record(recording)
-        proposed = {row: drafts[row].ids if row in drafts else [] for row in self.rows}
-        texts = {row: row.length - row.cached for row in self.rows}
-        fed = {row: texts[row] + len(draft) for row, draft in proposed.items()}
-        width = max(fed.values())
-        blocks = [_padded(row.block(draft), width) for row, draft in proposed.items()]
-        block = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-        begin = min(texts.values())
-        self._describe(self._end + begin)
-        logits = self._feed(phase, block, fed, keep=width - begin + 1)
-        return {
-            row: Evidence(logits[place : place + 1, texts[row] - begin : fed[row] - begin + 1])
-            for place, row in enumerate(self.rows)
-        }
-
-    def _feed(self, phase: str, block: torch.LongTensor, fed: dict[Row, int], keep: int) -> torch.Tensor:
-        """A forward over a block of shape `(rows, width)`; the logits of its last `keep` places."""
-        width = block.shape[1]
-        kwargs = self._extended(self.model_kwargs, self._end + width - self._described)
-        inputs = self.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
-        if "logits_to_keep" in inputs:  # set last: some models overwrite it while preparing
-            inputs["logits_to_keep"] = keep
-        is_draft = any(row.cached + count > row.length for row, count in fed.items())
-        self.rollback.begin(is_draft)
-        outputs = self._run(phase, block, inputs)
-        self.rollback.complete()
-        for row, count in fed.items():
-            row.cached += count
-        self._width, self._fed, self._block_kwargs = width, fed, kwargs
-        self._end += width
-        self._count_places(len(self.rows))
-        return outputs.logits[:, -keep:]
-
-    def _count_places(self, rows: int) -> None:
-        """`rows` rows of the cache are as long as the longest: what is there beside the texts?"""
-        extra = rows * self._end - sum(row.length for row in self.rows if row.origin is None)
-        self.metrics.extra_places = max(self.metrics.extra_places, extra)
-
-    def _run(self, phase: str, block: torch.LongTensor, inputs: dict[str, Any]):
-        with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:
-            outputs = self.model(**inputs, return_dict=True)
-        self.last_seconds = timer.seconds
-        self.last_shape = tuple(block.shape)
-        return outputs
+        evidence = self._layout.forward(phase, drafts, recording)
+        self._count_places()
+        return evidence
 
     def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
         """Rows and tokens of a forward that gives each row so many tokens."""
-        return len(widths), max(widths.values())
+        return self._layout.shape_of(widths)
 
     def undo_forward(self) -> bool:
         """Puts the cache back to before a forward that failed on its way; `False` if some layer cannot go back."""
-        return self.rollback.abandon(self._end)
+        return self._layout.undo_forward()
 
     def keep(self, rows: Sequence[Row]) -> None:
-        """The cache forgets every other row, rejected draft tokens, and what filled rows up."""
-        excess = {row: self._width - self._fed[row] + max(0, row.cached - (row.length - 1)) for row in rows}
-        longest = max(min(row.cached, row.length - 1) for row in rows)
-        is_padded = self.batch_size == 1 and self._end - min(excess.values()) > longest  # a longer row has gone
-        if len(set(excess.values())) == 1 and not is_padded:
-            if len(rows) < len(self.rows):
-                self._select([self.rows.index(row) for row in rows])
-                self.rows = list(rows)
-            count = self.rollback.roll_back(next(iter(excess.values())), self._width)
-            for row in rows:
-                row.cached -= max(0, count - (self._width - self._fed[row]))
-            self._end -= count
-        else:
-            kwargs = dict(self._described_to_end())
-            if kwargs.get("attention_mask") is None:  # dropped by `generate` where nothing is padded
-                kwargs["attention_mask"] = rows[0].ids.new_ones((len(self.rows), self._end))
-            places = [self.rows.index(row) for row in rows]
-            for row in rows:
-                row.cached = min(row.cached, row.length - 1)
-            self._end = self._described = longest
-            self.model_kwargs = shift_rows(self.cache, kwargs, places, len(self.rows), list(excess.values()), self._end)
-            self.rows = list(rows)
-        self._width, self._fed = 0, dict.fromkeys(self.rows, 0)  # all that is left is text
-        self._block_kwargs = None
+        """The cache forgets every other row, and rejected draft tokens."""
+        self._layout.keep(rows)
 
     def fork(self, rows: Sequence[Row]) -> None:
         """
@@ -246,82 +143,24 @@ class Target:
         Raises:
             `torch.OutOfMemoryError`: if they do not fit; none of them is there then.
         """
-        places = list(range(len(self.rows)))
-        try:
-            self._select(places + [self.rows.index(row.origin) for row in rows])
-        except torch.OutOfMemoryError:
-            self._select(places)  # some layers may have all rows already
-            raise
-        self._add(rows)
-        self._fed = dict.fromkeys(self.rows, 0)
-
-    def _add(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            row.cached = row.origin.cached
-        self.rows += rows
+        layout = self._layout
+        if type(layout) is RowsInSlots and not layout.takes_masks:
+            layout.align()
+            self._layout = layout = AlignedRows(self._forwards, self.cache, layout.rows, self._model_kwargs)
+        layout.fork(rows)
 
     def settle(self) -> None:
         """Leaves the cache of one text as plain `generate` leaves it: one row, all of the text but its last token."""
+        if self._layout is None:
+            return
+        is_handed_out = self.config.return_dict_in_generate or is_of_user(self.cache)
         try:
             if self.batch_size == 1:
-                self._settle_one()
+                self._layout.settle(self.rows[0], not self.has_logits, is_handed_out)
+                self._count_places()
         finally:
-            self.rollback.record(False)
-            as_dynamic(self.cache)
+            self._layout.release()
+            as_plain(self.cache)
 
-    def _settle_one(self) -> None:
-        row = self.rows[0]
-        is_whole = self.undo_forward()
-        if is_whole and self.rollback.can_roll_back and not self.has_logits:
-            self.keep([row])
-        elif len(self.rows) > 1:
-            self._select([0])
-            self.rows = [row]
-        if not is_whole:
-            return
-        is_kept = self.config.return_dict_in_generate or is_of_user(self.cache)
-        if is_kept and row.cached < row.length - 1:
-            missing = row.ids[:, row.cached : row.length - 1].clone()
-            self._feed("speculate", missing, {row: missing.shape[1]}, keep=1)
-
-    def _select(self, places: list[int]) -> None:
-        self._describe(self._end)
-        self.model_kwargs = select_rows(self.cache, self.model_kwargs, places, len(self.rows))
-
-    def _described_to_end(self) -> dict[str, Any]:
-        """`model_kwargs` of all places of the cache."""
-        if self._block_kwargs is not None:
-            return self._block_kwargs
-        return self._extended(self.model_kwargs, self._end - self._described)
-
-    def _describe(self, end: int) -> None:
-        """Lets `model_kwargs` (positions, mask) describe the places before `end`."""
-        if end > self._described:
-            self.model_kwargs = self._extended(self.model_kwargs, end - self._described)
-            self._described = end
-
-    def _extended(self, model_kwargs: dict[str, Any], count: int) -> dict[str, Any]:
-        """`model_kwargs` that describe `count` tokens more, or fewer if it is negative."""
-        if count == 0:
-            return model_kwargs
-        if count < 0:
-            cut = {name: model_kwargs[name][..., :count] for name in PLACE_WISE if model_kwargs.get(name) is not None}
-            return {**model_kwargs, **cut}
-        extended = extended_kwargs(self.model, model_kwargs, count)
-        types = model_kwargs.get("token_type_ids")
-        if types is not None:  # each as the last, as in steps of one token; transformers would repeat the last `count`
-            extended["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, count)], dim=-1)
-        return extended
-
-
-def _padded(block: torch.LongTensor, width: int) -> torch.LongTensor:
-    return block if block.shape[1] == width else F.pad(block, (0, width - block.shape[1]))
-
-
-def _positions(model) -> float:
-    """Of a table of positions, that may not be passed; others go on."""
-    config = model.config.get_text_config(decoder=True)
-    if getattr(config, "rope_parameters", None) is not None:
-        return math.inf
-    names = ("max_position_embeddings", "max_target_positions")
-    return min((size for name in names if (size := getattr(config, name, None))), default=math.inf)
+    def _count_places(self) -> None:
+        self.metrics.extra_places = max(self.metrics.extra_places, self._layout.extra_places)

@@ -19,11 +19,11 @@ from transformers import (
     Qwen3ForCausalLM,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import DynamicLayer
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
+from hf_ssr.cache_slots import SlotLayer
 from hf_ssr.seeding import row_seeds
-from hf_ssr.self_check import why_not_in_blocks
+from hf_ssr.self_check import tells_texts_apart, why_not_in_blocks
 
 LENGTHS = (20, 13, 20, 7)
 NEW = 60
@@ -383,15 +383,17 @@ def test_recurrent_models_run_plain(architecture):
 
 
 def test_out_of_memory_while_forking(model, batch, monkeypatch):
-    reorder, calls = DynamicLayer.reorder_cache, []
+    assert why_not_in_blocks(model) is None and tells_texts_apart(model)  # before the layers count
+    arrange, calls = SlotLayer.arrange, []
 
-    def fail_once(self, rows):
-        calls.append(1)
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("no room")
-        return reorder(self, rows)
+    def fail_once(self, region, *args):
+        if region and not self.region:
+            calls.append(1)
+            if len(calls) == 2:  # the second layer: the first has a region by then
+                raise torch.OutOfMemoryError("no room")
+        return arrange(self, region, *args)
 
-    monkeypatch.setattr(DynamicLayer, "reorder_cache", fail_once)
+    monkeypatch.setattr(SlotLayer, "arrange", fail_once)
     output = generate(model, batch.inputs, {}, generation_config=batch.config(draft_budgets=[2, 4]))
     assert torch.equal(output.sequences, batch.sequences)
     for row in output.metrics.per_row:

@@ -31,8 +31,12 @@ LEVELS = [
     ["stages"],
     ["child"],
     ["lanes"],
-    ["scheduling", "shared_prefix", "draft_sources", "following"],
+    ["scheduling", "draft_sources", "following"],
     ["choosing", "drafter_suffix", "target"],
+    ["target_slots"],
+    ["target_rows", "self_check"],
+    ["forwards", "rows", "slot_masks"],
+    ["places", "cache_slots", "forking"],
     ["drafting"],
 ]
 # No torch, no transformers: other engines use these where neither is there (test_pure.py).

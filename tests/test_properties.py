@@ -16,7 +16,7 @@ from tiny_models import VOCAB_SIZE, prompt_ids
 from transformers import DynamicCache, LogitsProcessorList, StoppingCriteriaList
 
 from hf_ssr import SSRConfig, ThinkingBudgetLogitsProcessor
-from hf_ssr.growable_layer import GrowableLayer
+from hf_ssr.cache_slots import SlotLayer
 
 EXAMPLES = int(os.environ.get("HF_SSR_EXAMPLES", "12"))
 tokens = st.integers(3, VOCAB_SIZE - 1)
@@ -157,7 +157,7 @@ def test_plain_whatever_happens(architecture, case):
     assert [v.tolist() for v in ours.values] == [v.tolist() for v in theirs.values] and ours.ends == 1
     cache = brought.get("cache", output.cache)
     assert output.cache is cache and cache.get_seq_length() == expected.shape[1] - 1
-    assert not any(type(layer) is GrowableLayer for layer in cache.layers)
+    assert not any(type(layer) is SlotLayer for layer in cache.layers)
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
     metrics = output.metrics
     accounted = metrics.accepted_tokens + metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens

@@ -23,7 +23,7 @@ from transformers.generation.streamers import BaseStreamer
 import hf_ssr
 from hf_ssr import SSRConfig, SSRGenerationMixin, SSROutput
 from hf_ssr.command.exporting import export
-from hf_ssr.shared_prefix import SharedPrefixTarget
+from hf_ssr.target import Target
 
 
 class Recorder(BaseStreamer):
@@ -295,8 +295,8 @@ def test_pipeline(model, tokenizer, where, monkeypatch):
         thinking_start=[], thinking_end=[new[close]], draft_budgets=[4], max_new_tokens=60, do_sample=False
     )
     heard = []
-    drafting = SharedPrefixTarget.fork
-    monkeypatch.setattr(SharedPrefixTarget, "fork", lambda *args: heard.append(1) or drafting(*args))
+    drafting = Target.fork
+    monkeypatch.setattr(Target, "fork", lambda *args: heard.append(1) or drafting(*args))
     at_construction = {"generation_config": config} if where == "construction" else {}
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer, **at_construction)
     at_call = {"generation_config": config} if where == "call" else {}

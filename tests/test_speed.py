@@ -1,4 +1,4 @@
-"""What makes it fast: a layer that grows in place, a shared prefix, costs, and the governor that bounds them."""
+"""What makes it fast: a cache that grows in place, a shared prefix, costs, and the governor that bounds them."""
 
 import inspect
 import itertools
@@ -19,7 +19,7 @@ import hf_ssr.forking
 import hf_ssr.rounds
 import hf_ssr.scheduling
 import hf_ssr.self_check
-import hf_ssr.target
+import hf_ssr.target_rows
 from hf_ssr import SSRConfig
 from hf_ssr.bench import overhead
 from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
@@ -27,13 +27,13 @@ from hf_ssr.draft_records import AcceptanceRecord
 from hf_ssr.draft_sources import DRAFTERS
 from hf_ssr.drafter_suffix import SuffixDrafter
 from hf_ssr.drafting import Draft
-from hf_ssr.growable_layer import GrowableLayer, as_dynamic, grow_in_place
 from hf_ssr.metrics import SSRMetrics
 from hf_ssr.scheduling import ForkSchedule, Governor
 from hf_ssr.self_check import tells_texts_apart
-from hf_ssr.shared_prefix import SharedPrefixTarget
 from hf_ssr.stages import Stages
 from hf_ssr.suffix_automaton import SuffixAutomaton, SuffixMatch
+from hf_ssr.target import Target
+from hf_ssr.target_slots import RowsInSlots
 
 CPU = torch.device("cpu")
 
@@ -42,83 +42,32 @@ def states(tokens: int, rows: int = 1) -> torch.Tensor:
     return torch.randn(rows, 2, tokens, 4)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_growable_layer_is_a_dynamic_layer(seed):
-    """Whatever is done to both: appended, cropped, rows selected, repeated, places dropped."""
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    ours, theirs, rows = GrowableLayer(), DynamicLayer(), 1
-    for _ in range(60):
-        kind = rng.choice(["append", "append", "append", "crop", "rows", "places"])
-        length = theirs.get_seq_length()
-        if kind == "append" or length < 3:
-            keys, values = states(rng.choice([1, 1, 7, 300]), rows), None
-            values = torch.randn_like(keys)
-            returned = ours.update(keys, values)
-            theirs.update(keys, values)
-            assert torch.equal(returned[0], theirs.keys) and torch.equal(returned[1], theirs.values)
-        elif kind == "crop":
-            count = rng.randrange(1, length)
-            ours.crop(-count), theirs.crop(-count)
-        elif kind == "rows":
-            chosen = torch.tensor([rng.randrange(rows) for _ in range(rng.choice([1, 2]))])
-            ours.reorder_cache(chosen), theirs.reorder_cache(chosen)
-            rows = len(chosen)
-        else:
-            kept = torch.tensor(sorted(rng.sample(range(length), length // 2 + 1)))
-            for layer in (ours, theirs):
-                layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
-        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
-        assert ours.get_seq_length() == theirs.get_seq_length()
-
-
-def test_appending_copies_nothing():
-    layer = GrowableLayer()
-    layer.update(states(1000), states(1000))
-    places = set()
-    for _ in range(200):
-        layer.update(states(1), states(1))
-        layer.update(states(16), states(16))
-        layer.crop(-16)
-        places.add(layer.keys.data_ptr())
-    assert len(places) == 1 and layer.get_seq_length() == 1200
-
-
-def test_a_cache_is_given_back_as_it_was():
-    cache = DynamicCache()
-    cache.update(states(5), states(5), 0)
-    before = cache.layers[0].keys
-    grow_in_place(cache)
-    cache.update(states(1), states(1), 0)
-    assert type(cache.layers[0]) is GrowableLayer
-    as_dynamic(cache)
-    assert type(cache.layers[0]) is DynamicLayer and torch.equal(cache.layers[0].keys[:, :, :5], before)
-    cache.update(states(1), states(1), 0)
-    assert cache.get_seq_length() == 7 and not any("buffer" in name for name in vars(cache.layers[0]))
-
-
 @pytest.mark.parametrize("grows", [True, False])
 def test_the_switch(model, grows, monkeypatch):
     plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
-    kinds = set()
-    keep = SharedPrefixTarget.keep
-    monkeypatch.setattr(
-        SharedPrefixTarget, "keep", lambda self, rows: kinds.update(map(type, self.cache.layers)) or keep(self, rows)
-    )
+    spares, ends = set(), [0]
+    keep = Target.keep
+
+    def keep_and_look(self, rows):
+        ends.append(max(layer.end for layer in self.cache.layers))
+        spares.update(layer._keys.shape[-2] > max(ends) for layer in self.cache.layers)
+        keep(self, rows)
+
+    monkeypatch.setattr(Target, "keep", keep_and_look)
     config = SSRConfig(draft_budgets=[], grow_in_place=grows, return_dict_in_generate=True, **plain.settings)
     output = run(model, plain.ids, {}, generation_config=config)
     assert torch.equal(output.sequences, plain.sequences)
-    assert kinds == {GrowableLayer if grows else DynamicLayer}
+    assert (True in spares) is grows
     assert set(map(type, output.cache.layers)) == {DynamicLayer}
 
 
-def target_of(model, ids, padding: int = 0) -> SharedPrefixTarget:
+def target_of(model, ids, padding: int = 0) -> Target:
     config = SSRConfig(max_length=1000)  # as `generate` prepares it
     cache = DynamicCache(config=model.config)
     positions = (torch.arange(ids.shape[1]) - padding).clamp(min=0)[None]
     mask = (torch.arange(ids.shape[1]) >= padding).long()[None]
     kwargs = {"cache": cache, "use_cache": True, "position_ids": positions, "attention_mask": mask}
-    return SharedPrefixTarget(model, ids, config, SSRMetrics(), kwargs)
+    return Target(model, ids, config, SSRMetrics(), kwargs)
 
 
 def logits_of(model, ids) -> torch.Tensor:
@@ -162,7 +111,7 @@ def test_parent_and_child_in_one_row(model, seed, padding):
         cache_rows |= {layer.keys.shape[0] for layer in target.cache.layers}
         if child not in target.rows:
             child = None
-            assert target.cache.get_seq_length() == parent.length - 1
+            assert parent.cached == parent.length - 1
     assert cache_rows == {1}
 
 
@@ -356,20 +305,6 @@ def test_what_opens_a_thought_is_noted_where_it_was_proposed(model, monkeypatch)
     assert [before for before, _ in proposed] == records
 
 
-def test_selected_rows_hold_no_old_buffers():
-    """Nor is anything lost: appended, selected, appended again."""
-    layer, plain = GrowableLayer(), DynamicLayer()
-    for rows, tokens in ((1, 5), (2, 3), (1, 2)):
-        states = torch.randn(rows, 2, tokens, 4)
-        for each in (layer, plain):
-            if each.is_initialized:
-                each.reorder_cache(torch.tensor([0] * rows))
-        if rows > 1:
-            assert layer._key_buffer is None and layer._value_buffer is None
-        for ours, theirs in zip(layer.update(states, -states), plain.update(states, -states), strict=True):
-            assert torch.equal(ours, theirs)
-
-
 class Adversary(SuffixDrafter):
     """Proposes what does not come, and is sure of it."""
 
@@ -433,7 +368,7 @@ def test_automatic_budgets_grow_with_the_thought():
 def test_extra_places(model, shares, monkeypatch):
     """A child that shares its parent's row takes places for its own tokens only."""
     if not shares:
-        monkeypatch.setattr(SharedPrefixTarget, "can_share", False)
+        monkeypatch.setattr(RowsInSlots, "takes_masks", False)
     plain = plain_run(model, {"max_new_tokens": 60, "do_sample": False})
     config = SSRConfig(
         thinking_start=[],
@@ -610,8 +545,9 @@ def test_forks_that_are_dear_are_rare(monkeypatch, seconds):
     """A fork and its end copy a row: for nothing, or for 15 plain steps each, twice a tenth of a whole text."""
     model = build("mistral")
     clock, forks = FakeTime(monkeypatch, model), []
-    select_rows = clock.slowed(hf_ssr.target.select_rows, seconds)
-    monkeypatch.setattr(hf_ssr.target, "select_rows", lambda *args: forks.append(seconds) or select_rows(*args))
+    select_rows = clock.slowed(hf_ssr.target_rows.select_rows, seconds)
+    monkeypatch.setattr(hf_ssr.target_rows, "select_rows", lambda *args: forks.append(seconds) or select_rows(*args))
+    monkeypatch.setattr(RowsInSlots, "takes_masks", False)  # a branch copies nothing
     settings = {"max_new_tokens": 150, "do_sample": True, "sources": ["draft"], "return_dict_in_generate": True}
     config = SSRConfig(thinking_start=[], thinking_end=[VOCAB_SIZE - 1], forced_close=[VOCAB_SIZE - 1], **settings)
     stages = [len(run(model, prompt_ids(), {}, generation_config=config).metrics.stages) for _ in range(5)]

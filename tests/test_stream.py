@@ -9,14 +9,14 @@ import torch
 from conftest import build_once, plain_run, run
 from tiny_models import VOCAB_SIZE, prompt_ids
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 
 import hf_ssr
 from hf_ssr import SSRConfig
-from hf_ssr.growable_layer import GrowableLayer
+from hf_ssr.cache_slots import SlotLayer
 from hf_ssr.self_check import tells_texts_apart, why_not_in_blocks
-from hf_ssr.shared_prefix import SharedPrefixTarget
+from hf_ssr.target_slots import RowsInSlots
 
 
 class Recorder(BaseStreamer):
@@ -248,12 +248,39 @@ def test_a_processor_or_criterion_that_raises(plain_and_model):
     assert torch.equal(run(model, plain.ids, {}, generation_config=config_of(plain)), plain.sequences)
 
 
-def test_out_of_memory_while_forking(plain_and_model, monkeypatch):
-    """Goes on without that draft, and says so. Where the prefix is shared, a fork takes no memory."""
+@pytest.mark.parametrize("branches", [True, False])
+def test_out_of_memory_while_forking(plain_and_model, branches, monkeypatch):
+    """Goes on without that draft, and says so; whether a child is a branch, or a row of its own."""
     plain, model = plain_and_model
-    monkeypatch.setattr(SharedPrefixTarget, "can_share", False)
-    layer_type = type(next(layer for layer in DynamicCache(config=model.config).layers))
-    layer_type = GrowableLayer if layer_type is DynamicLayer else layer_type
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    is_attention = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    if branches:
+        if not is_attention:
+            pytest.skip("a child beside a state is a row")
+        assert tells_texts_apart(model, {layer.sliding_window for layer in cache.layers if layer.is_sliding})
+        arrange, regions = SlotLayer.arrange, []
+
+        def fail_second(self, region, *args):
+            if region and not self.region:
+                regions.append(region)
+                if len(regions) == 2:
+                    raise torch.OutOfMemoryError("no room")
+            return arrange(self, region, *args)
+
+        monkeypatch.setattr(SlotLayer, "arrange", fail_second)
+    else:
+        assert why_not_in_blocks(model, {8}) is None
+        fail_at_second_row(cache.layers[0], monkeypatch)
+        monkeypatch.setattr(RowsInSlots, "takes_masks", False)
+    config = config_of(plain, draft_budgets=[4, 9], return_dict_in_generate=True)
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert [(s.draft_budget, s.ended_by) for s in output.metrics.stages] == [(4, "out_of_memory"), (9, "close")]
+    assert rows_of(output.cache) == {1}
+
+
+def fail_at_second_row(layer, monkeypatch):
+    layer_type = SlotLayer if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) else type(layer)
     reorder, calls = layer_type.reorder_cache, []
 
     def fail_once(self, rows):
@@ -263,11 +290,6 @@ def test_out_of_memory_while_forking(plain_and_model, monkeypatch):
         return reorder(self, rows)
 
     monkeypatch.setattr(layer_type, "reorder_cache", fail_once)
-    config = config_of(plain, draft_budgets=[4, 9], return_dict_in_generate=True)
-    output = run(model, plain.ids, {}, generation_config=config)
-    assert torch.equal(output.sequences, plain.sequences)
-    assert [(s.draft_budget, s.ended_by) for s in output.metrics.stages] == [(4, "out_of_memory"), (9, "close")]
-    assert rows_of(output.cache) == {1}
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -20,9 +20,9 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 from .. import generate as _registered  # noqa: F401  registers the generation mode
+from ..cache_slots import SlotLayer
 from ..config import SSRConfig
 from ..drafter_suffix import SuffixDrafter
-from ..growable_layer import GrowableLayer
 from ..running.comparing import Run, timed_generate
 from ..suffix_automaton import SuffixAutomaton
 from .methods import arguments_of
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         rows = _by_length(arguments.lengths)
         of_tokens = "index, µs a token", "of a prompt, once, ms", "outside forwards, plain, ms a token", "SSR"
-        columns = ("tokens", *of_tokens, "append, DynamicLayer, ms", "GrowableLayer")
+        columns = ("tokens", *of_tokens, "append, DynamicLayer, ms", "SlotLayer")
         lines = [[f"{length:,}", *(f"{value:.3f}" for value in rest)] for length, *rest in map(dict.values, rows)]
         _print("by tokens of context", columns, lines)
     print(json.dumps(rows))
@@ -81,7 +81,7 @@ def _by_length(lengths: list[int]) -> list[dict[str, float]]:
                 "plain_ms": plain,
                 "ssr_ms": ssr,
                 "dynamic_layer_ms": append_milliseconds(DynamicLayer, length),
-                "growable_layer_ms": append_milliseconds(GrowableLayer, length),
+                "slot_layer_ms": append_milliseconds(SlotLayer, length),
             }
         )
     return rows

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..running.comparing import agreeing
 from ..config import SSRConfig
 from ..costs import GuessedCosts, StepCosts
 from ..draft_sources import DraftSources
@@ -16,9 +15,10 @@ from ..following import Decisions, exact
 from ..lanes import Lane
 from ..metrics import SSRMetrics
 from ..rounds import Rounds
+from ..rows import Row
+from ..running.comparing import agreeing
 from ..scheduling import Governor
 from ..suffix_automaton import SuffixAutomaton
-from ..target import Row
 
 # How long a draft is: as long as it can be; as the governor finds worth its cost; and what neither can know
 POLICIES = {

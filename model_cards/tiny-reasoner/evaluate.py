@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from hf_ssr.bench.runner import overlap
 from hf_ssr.bench.tasks import HELD_OUT, TASKS, Sample, check, draw
-from hf_ssr.growable_layer import grow_in_place
+from hf_ssr.cache_slots import into_slots
 
 BUDGETS = (0, 25, 50, 75, 100)
 MAX_NEW_TOKENS = 1600
@@ -56,7 +56,7 @@ class Reasoner:
                 {"input_ids": [prompts[i] for i in rows]}, padding_side="left", return_tensors="pt"
             )
             cache = DynamicCache(config=self.model.config)
-            grow_in_place(cache)  # a DynamicCache copies all of its rows at every step
+            into_slots(cache)  # a DynamicCache copies all of its rows at every step
             ids = self.model.generate(**inputs, cache=cache, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
             for i, new in zip(rows, ids[:, inputs.input_ids.shape[1] :].tolist(), strict=True):
                 end = self.tokenizer.eos_token_id
