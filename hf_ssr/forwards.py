@@ -38,8 +38,8 @@ class Forwards:
             block (`torch.LongTensor` of shape `(rows, width)`): tokens.
             model_kwargs (`dict`): describe the places of the cache and of the block; a longer description is cut.
             keep (`int`): of how many of the last places logits are wanted.
-            prepare (`Callable`, *optional*): makes room in the cache, and returns a mask instead of that which the model
-                would make, or `None`. It is part of the forward and of its time, as both are in plain `generate`.
+            prepare (`Callable`, *optional*): makes room in the cache, and returns a mask instead of that which the
+                model would make, or `None`. It is part of the forward and of its time, as both are in plain `generate`.
 
         Returns:
             `torch.FloatTensor` of shape `(rows, keep, vocab_size)`.
