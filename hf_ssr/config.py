@@ -95,7 +95,8 @@ class SSRConfig(GenerationConfig):
             `prediction_ids`. Costs are measured while running, and drafts are as long as pays by them. `"off"`: draft
             whatever may save forwards.
         grow_in_place (`bool`, *optional*, default `True`):
-            Append to the cache in place, where transformers copies full-attention layers at every step.
+            Keep room to grow, and append to the cache in place, where transformers copies attention layers at every
+            step.
         strict (`bool`, *optional*, default `False`):
             Raise an error where SSR does not apply, instead of a warning and decoding without it.
         prediction_ids (`list[int]` or `list[list[int]]`, *optional*):

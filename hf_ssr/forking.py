@@ -64,12 +64,12 @@ def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int], cou
     Returns:
         `dict`: `model_kwargs` for the new rows.
     """
-    cache.reorder_cache(torch.tensor(rows))
+    cache.reorder_cache(torch.tensor(rows, device="cpu"))
     return _select_kwargs(model_kwargs, rows, count)
 
 
 def _select_kwargs(model_kwargs: dict[str, Any], rows: list[int], count: int) -> dict[str, Any]:
-    index = torch.tensor(rows)
+    index = torch.tensor(rows, device="cpu")
     selected = dict(model_kwargs)
     for name, value in model_kwargs.items():
         if isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[_batch_dim(name, value)] == count:

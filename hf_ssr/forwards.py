@@ -1,6 +1,7 @@
 """One forward of the model: what it is given, counted and timed."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Forwards:
         block: torch.LongTensor,
         model_kwargs: dict[str, Any],
         keep: int,
-        mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+        prepare: Callable[[], torch.Tensor | dict[str, torch.Tensor] | None] | None = None,
     ) -> Evidence:
         """
         Args:
@@ -41,19 +42,21 @@ class Forwards:
             block (`torch.LongTensor` of shape `(rows, width)`): tokens.
             model_kwargs (`dict`): describe the places of the cache and of the block; a longer description is cut.
             keep (`int`): of how many of the last places logits are wanted.
-            mask (`torch.Tensor` or `dict`, *optional*): instead of that which the model would make.
+            prepare (`Callable`, *optional*): makes room in the cache, and returns a mask instead of that which the
+                model would make, or `None`. It is part of the forward and of its time, as both are in plain `generate`.
 
         Returns:
             [`Evidence`]: of the last `keep` places of each row.
         """
         inputs = self.model.prepare_inputs_for_generation(block, next_sequence_length=block.shape[1], **model_kwargs)
-        if mask is not None:
-            inputs["attention_mask"] = mask
         if "logits_to_keep" in inputs:  # set last: some models overwrite it while preparing
             inputs["logits_to_keep"] = keep
         if self.layers:
             inputs["output_hidden_states"] = True
         with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:
+            mask = None if prepare is None else prepare()
+            if mask is not None:
+                inputs["attention_mask"] = mask
             outputs = self.model(**inputs, return_dict=True)
         self.last_shape, self.last_seconds = tuple(block.shape), timer.seconds
         hidden = {layer: outputs.hidden_states[layer][:, -keep:] for layer in self.layers}

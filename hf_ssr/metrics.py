@@ -89,8 +89,9 @@ class SSRMetrics:
         thinking_budget (`int`, *optional*): the budget in force; `thinking_budget_capped`: whether it was cut to leave
             room for an answer.
         draft_probs_bytes (`int`): memory of the largest draft's probabilities, which some rules keep; a batch's sum.
-        extra_places (`int`): most places that the cache had beyond the texts, for children and draft tokens. A child
-            that is a row of its own has places for all that its parent has.
+        extra_places (`int`): most places of the cache in use beyond the texts, for children and draft tokens; room to
+            grow is not counted. In a batch each row has as many as the longest. A child that is a row of its own has
+            places for all that its parent has.
         plain_reason (`str`, *optional*): why plain decoding ran instead of SSR.
         per_row (`list[SSRMetrics]`): of a batch, each row's own tokens, and the forwards that it took part in;
             no times, as they are shared.

@@ -96,7 +96,7 @@ _NO_CHILD = Fed(0, 0, Draft())
 
 def _ancestors(parents: Sequence[int]) -> torch.BoolTensor:
     """Which nodes of a tree each node comes after, itself among them; of shape `(nodes, nodes)`."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
+    seen = torch.eye(len(parents), dtype=torch.bool, device="cpu")
     for node, parent in enumerate(parents):
         if parent >= 0:
             seen[node] |= seen[parent]

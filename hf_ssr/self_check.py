@@ -307,7 +307,7 @@ def _try_masks(model, window: int | None) -> str | None:
     for layer in cache.layers:
         if type(layer) is SlotLayer and layer.is_initialized:
             layer.bases = [layer.bases[0] + begin - layer.end]  # layers without a window have read less
-    cache.reorder_cache(torch.tensor([0, 0]))
+    cache.reorder_cache(torch.tensor([0, 0], device="cpu"))
     slots = SlotsOfCache(cache, config, None, prompt.device)
     if not slots.takes_masks:
         return f"{type(model).__name__} has layers of several kinds, whose masks are not known"

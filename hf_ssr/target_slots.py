@@ -1,7 +1,7 @@
 """Rows of a cache of slots: each goes on by as many tokens as it keeps, and a child is a branch in its parent's row."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -135,17 +135,16 @@ class RowsInSlots:
     def _feed(self, phase: str, block: torch.LongTensor, keep: int) -> Evidence:
         """A step of plain `generate`, of more than one token perhaps."""
         begin, width = self.rows[0].cached, block.shape[1]
-        self._slots.begin_plain(begin, width)
         kwargs = self.forwards.extended(self.model_kwargs, begin + width - self._width)
-        return self.forwards.run(phase, block, kwargs, keep)
+        return self.forwards.run(phase, block, kwargs, keep, partial(self._slots.begin_plain, begin, width))
 
     def _masked(self, phase: str, fed: dict[Row, Fed], width: int) -> dict[Row, Evidence]:
         lines = self._by_line()
         places = Places.of([[fed[row] for row in line] for line in lines], width, self.rows[0].ids.device)
         block = padded([torch.cat([row.block(fed[row].draft.ids) for row in line], dim=1) for line in lines], width)
-        mask = self._slots.begin(places, self.forwards.model.dtype)
+        prepare = partial(self._slots.begin, places, self.forwards.model.dtype)
         try:
-            evidence = self.forwards.run(phase, block, self._kwargs_of(places), width, mask)
+            evidence = self.forwards.run(phase, block, self._kwargs_of(places), width, prepare)
         finally:
             self._slots.end()
         self._fed = fed

@@ -276,10 +276,10 @@ def build(name: str, dtype: torch.dtype = torch.float64, **settings):
 def compatibility_table() -> str:
     """The README's table of architectures, from the lists above."""
     ways = {
-        "full": "crop",
-        "sliding": "record, crop",
-        "sliding, full": "record, crop",
-        "sliding, full, shared": "record, crop",
+        "full": "slots that are written again",
+        "sliding": "slots that are written again",
+        "sliding, full": "slots that are written again",
+        "sliding, full, shared": "slots that are written again",
         "convolution, full": "record, crop",
     }
     groups: dict[str, list[str]] = {}
