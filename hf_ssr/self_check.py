@@ -1,7 +1,7 @@
 """
-Does a model read several tokens in one forward, and roll them back, as it does one by one, past its windows too? Does
-it draw random numbers meanwhile? And does it read two texts in one row that a mask tells apart? Tried on a few tokens,
-before SSR is trusted.
+Does a model read several tokens in one forward, and roll them back, as it does one by one, past its windows too? Do
+the rows of a batch go back by counts of their own? Does it draw random numbers meanwhile? And does it read two texts in
+one row that a mask tells apart? Tried on a few tokens, before SSR is trusted.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from .forking import Rollback
+from .forking import Rollback, shift_rows
 
 PROMPT_TOKENS, BLOCK_TOKENS = 12, 4
 # Largest error in standard deviations of the logits; in float32 models that fail are off by 0.04 and more, others 1e-5.
@@ -51,6 +51,18 @@ def why_not_in_blocks(model, windows: Iterable[int] = ()) -> str | None:
             if reason is not None:
                 return reason
     return None
+
+
+def why_not_in_rows(model) -> str | None:
+    """
+    Why rows of a batch cannot keep differently many tokens of a forward; `None` if they can. The answer is kept as that
+    of [`why_not_in_blocks`].
+
+    Args:
+        model (`PreTrainedModel`): with layers that keep a state.
+    """
+    with _lock:
+        return _known(model, _try_rows)
 
 
 def tells_texts_apart(model) -> bool:
@@ -174,7 +186,7 @@ def _generator() -> torch.Generator:
 
 
 def _read(model, tokens: torch.LongTensor, begin: int, cache: DynamicCache | None, **inputs) -> torch.Tensor:
-    """Logits of tokens at the positions from `begin` on, shape `(tokens, vocab_size)`, called as `generate` does."""
+    """Logits of tokens from position `begin` on, shape `(rows, tokens, vocab_size)`, called as `generate` does."""
     count = tokens.shape[1]
     kwargs = {"use_cache": cache is not None}
     if "position_ids" in inspect.signature(model.forward).parameters:
@@ -186,7 +198,18 @@ def _read(model, tokens: torch.LongTensor, begin: int, cache: DynamicCache | Non
     outputs = model.forward(**{**kwargs, **inputs}, return_dict=True)
     if cache is not None and getattr(outputs, "cache", None) is not cache:
         raise _NoCache
-    return outputs.logits[0].float()
+    return outputs.logits.float()
+
+
+def _prefilled(model, prompts: torch.LongTensor) -> DynamicCache:
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    _read(model, prompts, 0, cache)
+    return cache
+
+
+def _one_by_one(model, tokens: torch.LongTensor, begin: int, cache: DynamicCache) -> torch.Tensor:
+    logits = [_read(model, token, begin + t, cache) for t, token in enumerate(tokens.split(1, dim=1))]
+    return torch.cat(logits, dim=1)
 
 
 class _NoCache(Exception):
@@ -202,39 +225,71 @@ def _try_blocks(model, window: int | None) -> str | None:
     begin, sizes = (PROMPT_TOKENS, (BLOCK_TOKENS,)) if window is None else (max(1, window - 1), (2, BLOCK_TOKENS - 2))
     ids = _random_ids(model, 2, PROMPT_TOKENS + BLOCK_TOKENS)
     prompt, wrong, right = ids[:1, :PROMPT_TOKENS], ids[1:, PROMPT_TOKENS:], ids[:1, PROMPT_TOKENS:]
-    text_config = model.config.get_text_config(decoder=True)
-    prefilled = DynamicCache(config=text_config)
     try:
-        _read(model, prompt, 0, prefilled)
+        prefilled = _prefilled(model, prompt)
     except _NoCache:
         return f"{type(model).__name__} returns no `cache`"
-    steps = _at(prefilled, begin)
-    expected = torch.cat([_read(model, token, begin + t, steps) for t, token in enumerate(right.split(1, dim=1))])
-    del steps  # its windows may be large
+    expected = _one_by_one(model, right, begin, _at(prefilled, begin))
     blocks = _at(prefilled, begin)
-    rollback = Rollback(blocks, begin)
+    rollback = Rollback(model, blocks, begin)
     rollback.record(True)
-    rollback.begin(is_draft=True)
-    _read(model, wrong, begin, blocks)
-    rollback.complete()
-    rollback.roll_back(BLOCK_TOKENS, BLOCK_TOKENS)
     found = []
-    for block in right.split(sizes, dim=1):
-        found.append(_read(model, block, begin, blocks))
-        rollback.trim()
-        begin += block.shape[1]
-    error = (torch.cat(found) - expected).abs().max()
+    for block, is_right in [(wrong, False), *((block, True) for block in right.split(sizes, dim=1))]:
+        with rollback.stepping(is_draft=True):
+            logits = _read(model, block, begin, blocks)
+        rollback.roll_back(0 if is_right else BLOCK_TOKENS, block.shape[1])
+        if is_right:
+            found.append(logits)
+            begin += block.shape[1]
+    error = (torch.cat(found, dim=1) - expected).abs().max()
     most = _tolerance(model, prefilled)
     if most is None:
-        most = MOST_ROUNDING
-        if window is None:
-            whole = _read(model, ids[:1], 0, None)[PROMPT_TOKENS:]
-            rounding = ROUNDINGS * (whole - expected).abs().max() / expected.std()
-            most = 0 if text_config.model_type in FAILING_TYPES else min(MOST_ROUNDING, rounding)
+        most = MOST_ROUNDING if window is not None else _most_rounding(model, ids[:1], expected)
     if error <= most * expected.std():
         return None
     where = "" if window is None else f" where a text passes its window of {window} tokens"
     return f"{type(model).__name__} does not read several tokens at once as it reads them one by one{where}"
+
+
+def _most_rounding(model, ids: torch.LongTensor, expected: torch.Tensor) -> float:
+    """Of half precision, as found in a forward without cache over a prompt and the tokens of the `expected` logits."""
+    if model.config.get_text_config(decoder=True).model_type in FAILING_TYPES:
+        return 0
+    rounding = (_read(model, ids, 0, None)[:, PROMPT_TOKENS:] - expected).abs().max() / expected.std()
+    return min(MOST_ROUNDING, ROUNDINGS * rounding)
+
+
+def _try_rows(model) -> str | None:
+    """Two rows: of a first block they keep 1 and 3 tokens, of a second 3 and 1, and go on."""
+    count = BLOCK_TOKENS + 1
+    ids = _random_ids(model, 2, PROMPT_TOKENS + count + BLOCK_TOKENS)
+    prompts, texts, wrong = ids.split([PROMPT_TOKENS, count, BLOCK_TOKENS], dim=1)
+    expected = _one_by_one(model, texts, PROMPT_TOKENS, _prefilled(model, prompts))
+    cache = _prefilled(model, prompts)
+    rollback = Rollback(model, cache, PROMPT_TOKENS)
+    rollback.record(True)
+    if not rollback.states.settles_rows:
+        return f"in a batch, the recurrent state of {type(model).__name__} would have to go back for each row alone"
+    ends, mask, error = [0, 0], torch.ones_like(prompts), 0.0
+    for width, kept in ((BLOCK_TOKENS, [1, 3]), (BLOCK_TOKENS - 1, [3, 1]), (1, [1, 1])):
+        block = wrong[:, :width].clone()
+        positions = torch.stack([torch.arange(end, end + width, device=ids.device) for end in ends]) + PROMPT_TOKENS
+        for row, end in enumerate(ends):
+            block[row, : kept[row]] = texts[row, end : end + kept[row]]
+        mask = torch.cat([mask, torch.ones_like(block)], dim=1)
+        with rollback.stepping(is_draft=True):
+            logits = _read(model, block, 0, cache, attention_mask=mask, position_ids=positions)
+        for row, end in enumerate(ends):
+            ends[row] = end + kept[row]
+            error = max(error, (logits[row, : kept[row]] - expected[row, end : ends[row]]).abs().max())
+        rollback.states.settle(kept, width)
+        excess, length = [width - each for each in kept], PROMPT_TOKENS + max(ends)
+        mask = shift_rows(cache, {"attention_mask": mask}, [0, 1], 2, excess, length)["attention_mask"]
+    most = _tolerance(model, cache)
+    if most is None:
+        most = _most_rounding(model, ids[:, : PROMPT_TOKENS + count], expected)
+    reason = f"in a batch, rows of {type(model).__name__} do not go back each by its own count"
+    return None if error <= most * expected.std() else reason
 
 
 def _at(prefilled: DynamicCache, length: int) -> DynamicCache:
@@ -274,11 +329,9 @@ def _tolerance(model, cache: DynamicCache) -> float | None:
 def _try_two_texts(model) -> str | None:
     ids = _random_ids(model, 1, PROMPT_TOKENS + 2 * BLOCK_TOKENS)
     prompt, first, second = ids.split([PROMPT_TOKENS, BLOCK_TOKENS, BLOCK_TOKENS], dim=1)
-    expected = torch.cat(
-        [_read(model, torch.cat([prompt, text], dim=1), 0, None)[PROMPT_TOKENS:] for text in (first, second)]
-    )
-    prefilled = DynamicCache(config=model.config.get_text_config(decoder=True))
-    _read(model, prompt, 0, prefilled)
+    alone = [_read(model, torch.cat([prompt, text], dim=1), 0, None)[:, PROMPT_TOKENS:] for text in (first, second)]
+    expected = torch.cat(alone, dim=1)
+    prefilled = _prefilled(model, prompt)
     places = torch.arange(ids.shape[1], device=ids.device)
     seen = places[None] <= places[PROMPT_TOKENS:, None]
     seen[BLOCK_TOKENS:, PROMPT_TOKENS : PROMPT_TOKENS + BLOCK_TOKENS] = False
@@ -291,6 +344,6 @@ def _try_two_texts(model) -> str | None:
     most = _tolerance(model, prefilled)
     if most is None:
         block = _read(model, first, PROMPT_TOKENS, prefilled)
-        rounding = (block - expected[:BLOCK_TOKENS]).abs().max() / expected.std()
+        rounding = (block - expected[:, :BLOCK_TOKENS]).abs().max() / expected.std()
         most = min(MOST_ROUNDING, ROUNDINGS * rounding.clamp(min=1e-2))
     return None if error <= most * expected.std() else f"{type(model).__name__} mixes two texts in one row"

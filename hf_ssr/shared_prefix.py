@@ -95,9 +95,8 @@ class SharedPrefixTarget(Target):
         inputs["attention_mask"] = self._mask(width, branches)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
-        self.rollback.begin(True)
-        outputs = self._run(phase, block, inputs)
-        self.rollback.complete()
+        with self.rollback.stepping(is_draft=True):
+            outputs = self._run(phase, block, inputs)
         self._end += width
         self._branches = branches
         self._count_places(1)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 from .config import SSRConfig
-from .forking import PLACE_WISE, Rollback, is_recurrent, select_rows, shift_rows
+from .forking import PLACE_WISE, Rollback, select_rows, shift_rows
 from .growable_layer import as_dynamic, grow_in_place
 from .metrics import SSRMetrics
 
@@ -111,7 +111,7 @@ class Target:
         """Whether rows may be given differently many tokens in a forward: each can go back by a count of its own."""
         return (
             self.holds_text_only
-            and not any(map(is_recurrent, self.cache.layers))
+            and self.rollback.states.settles_rows
             and self.model_kwargs.get("position_ids") is not None
             and not getattr(self.model.config.get_text_config(decoder=True), "attn_temperature_tuning", False)
         )
@@ -126,7 +126,7 @@ class Target:
         self.last_shape = tuple(ids.shape)
         if type(self.cache) is DynamicCache and self.config.setting("grow_in_place"):
             grow_in_place(self.cache)
-        self.rollback = Rollback(self.cache, self._width)
+        self.rollback = Rollback(self.model, self.cache, self._width)
         most = self._width + self.rollback.spare_places, _positions(self.model) - self.rollback.places_ahead
         for row in self.rows:
             row.cached = row.length
@@ -173,10 +173,10 @@ class Target:
         inputs = self.model.prepare_inputs_for_generation(block, next_sequence_length=width, **kwargs)
         if "logits_to_keep" in inputs:  # set last: some models overwrite it while preparing
             inputs["logits_to_keep"] = keep
-        is_draft = any(row.cached + count > row.length for row, count in fed.items())
-        self.rollback.begin(is_draft)
-        outputs = self._run(phase, block, inputs)
-        self.rollback.complete()
+        # a draft, or what fills up the shorter rows
+        is_draft = any(row.cached + count > row.length or count < width for row, count in fed.items())
+        with self.rollback.stepping(is_draft):
+            outputs = self._run(phase, block, inputs)
         for row, count in fed.items():
             row.cached += count
         self._width, self._fed, self._block_kwargs = width, fed, kwargs
@@ -209,18 +209,22 @@ class Target:
         longest = max(min(row.cached, row.length - 1) for row in rows)
         is_padded = self.batch_size == 1 and self._end - min(excess.values()) > longest  # a longer row has gone
         if len(set(excess.values())) == 1 and not is_padded:
+            count = self.rollback.roll_back(next(iter(excess.values())), self._width, len(self.rows))
+            self._end -= count
             if len(rows) < len(self.rows):
                 self._select([self.rows.index(row) for row in rows])
                 self.rows = list(rows)
-            count = self.rollback.roll_back(next(iter(excess.values())), self._width)
             for row in rows:
                 row.cached -= max(0, count - (self._width - self._fed[row]))
-            self._end -= count
         else:
             kwargs = dict(self._described_to_end())
             if kwargs.get("attention_mask") is None:  # dropped by `generate` where nothing is padded
                 kwargs["attention_mask"] = rows[0].ids.new_ones((len(self.rows), self._end))
             places = [self.rows.index(row) for row in rows]
+            # of rows that go it does not matter
+            kept = [self._width - excess.get(row, min(excess.values())) for row in self.rows]
+            self.rollback.states.settle(kept, self._width)
+            self.rollback.states.select_rows(places)
             for row in rows:
                 row.cached = min(row.cached, row.length - 1)
             self._end = self._described = longest
