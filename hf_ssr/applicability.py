@@ -68,10 +68,11 @@ def why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, m
     cache = model_kwargs["cache"]
     if type(cache) is not DynamicCache or getattr(cache, "_is_user_defined", False):
         return "a batch (`num_return_sequences` counts) needs a DynamicCache of its own"
-    keeps_states = has_linear_attention(cache)
-    reason = why_not_in_rows(model) if keeps_states else None
-    if reason is not None or (model._is_stateful and not keeps_states):
-        return reason or f"in a batch, what {type(model).__name__} keeps cannot go back for each row alone"
+    if has_linear_attention(cache):
+        if (reason := why_not_in_rows(model)) is not None:
+            return reason
+    elif model._is_stateful:
+        return f"in a batch, what {type(model).__name__} keeps cannot go back for each row alone"
     if model_kwargs.get("position_ids") is None:
         return (
             f"in a batch, {type(model).__name__} takes positions from the place in the cache, not from `position_ids`"
