@@ -15,10 +15,8 @@ from .config import SSRConfig
 from .forking import has_linear_attention, unsupported_cache
 from .host import eos_token_ids, extends_kwargs_itself, is_of_user, is_stateful
 from .processors import ROW_WISE_PROCESSORS
-from .self_check import why_not_in_blocks
+from .self_check import why_not_in_blocks, why_not_in_rows
 
-# a recurrent layer is told from a convolution only in its first forward, but by its name before
-WINDOWED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "conv"}
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 
 
@@ -70,9 +68,11 @@ def why_batch_is_plain(model, config: SSRConfig, stream, processors, criteria, m
     cache = model_kwargs["cache"]
     if type(cache) is not DynamicCache or is_of_user(cache):
         return "a batch (`num_return_sequences` counts) needs a DynamicCache of its own"
-    layer_types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ["unknown"]
-    if is_stateful(model) or (has_linear_attention(cache) and not set(layer_types) <= WINDOWED_LAYER_TYPES):
-        return f"in a batch, the recurrent state of {type(model).__name__} would have to go back for each row alone"
+    if has_linear_attention(cache):
+        if (reason := why_not_in_rows(model)) is not None:
+            return reason
+    elif is_stateful(model):
+        return f"in a batch, what {type(model).__name__} keeps cannot go back for each row alone"
     if model_kwargs.get("position_ids") is None:
         return (
             f"in a batch, {type(model).__name__} takes positions from the place in the cache, not from `position_ids`"

@@ -1,6 +1,8 @@
 """Rows of a cache: fork them, drop them, and roll back their last tokens; and which cache layers allow it."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +18,11 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
+from .cache_slots import SlotLayer
+from .cache_states import States
+
 # Layer types that are tested: exact types, since a subclass may keep state that is not rolled back.
+_WITHOUT_KEYS = (DummyLayer, LinearAttentionLayer)
 SUPPORTED_LAYERS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -88,8 +94,8 @@ def shift_rows(
     Keeps some rows, each up to an end of its own, so that all end at the same place again: padding goes in front.
 
     Args:
-        cache (`Cache`): holds `count` rows, no recurrent states; attention layers are of slots, convolutions recorded
-            the last forward.
+        cache (`Cache`): holds `count` rows; attention layers are of slots; those that keep states have settled each row
+            already, see [`States`].
         model_kwargs (`dict`): describe all places of the cache.
         rows (`list[int]`): the rows to keep.
         count (`int`): of rows until now.
@@ -107,7 +113,7 @@ def shift_rows(
         return (torch.arange(end - size, end)[None] - behind).to(values.device)
 
     def shifted(values: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-        """Of a layer's `(rows, heads, length, head_dim)` or `(rows, channels, length)`. Padding is any finite value."""
+        """Of a layer's `(rows, heads, length, head_dim)`. Padding is any finite value."""
         index = places(values, dim, size).clamp(min=0)[:, None]
         heads = torch.arange(values.shape[1], device=values.device)[None, :, None]
         return values[torch.tensor(rows, device=values.device)[:, None, None], heads, index]
@@ -122,10 +128,7 @@ def shift_rows(
             if name == "attention_mask":
                 kwargs[name] = kwargs[name] * (place >= 0)
     for layer in cache.layers:
-        if type(layer) is LinearAttentionLayer:
-            for index, states in layer.conv_states.items():
-                layer.conv_states[index] = shifted(states, -1, layer.conv_kernel_size[index])
-        elif type(layer) is not DummyLayer and layer.is_initialized:
+        if type(layer) is SlotLayer and layer.is_initialized:
             size = length if layer.window is None else min(length, layer.window - 1)
             keys, values = layer.all_held()
             layer.hold(shifted(keys, -2, size), shifted(values, -2, size), length)
@@ -137,22 +140,20 @@ class Rollback:
     Rolls back the last tokens of a cache, each layer in the way it allows:
 
     - attention: crop. A layer of slots can do that past its window;
-    - convolutions: record what leaves them, then crop. Only while drafts are verified;
-    - recurrent states, which only go forward: a copy from before the block, so that all of the block is rolled back and
-      the tokens to keep have to be fed again, together with what comes next.
+    - layers that keep a state: see [`States`]. Where they only go forward, all of the block is rolled back, and the
+      tokens to keep have to be fed again, together with what comes next.
 
     Args:
+        model (`PreTrainedModel`): whose cache it is.
         cache (`Cache`): after its first forward; until then a layer does not know whether it is recurrent.
         length (`int`): tokens of the text that it holds. A user's cache may hold more before them.
     """
 
-    def __init__(self, cache: Cache, length: int):
-        self._layers = [layer for layer in cache.layers if type(layer) is not DummyLayer]
-        self._recurrent = [layer for layer in self._layers if is_recurrent(layer)]
-        self._ahead = [_length(layer) - length for layer in self._layers]
-        self._states: list[tuple[dict, dict]] | None = None
+    def __init__(self, model, cache: Cache, length: int):
+        self.states = States(model, cache)
+        self._layers = [layer for layer in cache.layers if type(layer) not in _WITHOUT_KEYS]
+        self._ahead = [int(layer.get_seq_length()) - length for layer in self._layers]
         self._is_under_way = False
-        self._is_recording = False
 
     @property
     def holds_more(self) -> bool:
@@ -168,44 +169,29 @@ class Rollback:
     def spare_places(self) -> float:
         """Tokens that may still come, where a layer has so many places and no more."""
         static = (layer for layer in self._layers if isinstance(layer, StaticLayer))
-        return min((layer.max_cache_len - _length(layer) for layer in static), default=math.inf)
+        return min((layer.max_cache_len - int(layer.get_seq_length()) for layer in static), default=math.inf)
 
     @property
     def can_roll_back(self) -> bool:
-        """Whether tokens of the last forward can be rolled back: no state was copied before a plain step."""
-        return self._is_recording and not (self._recurrent and self._states is None)
+        """Whether tokens of the last forward can be rolled back: beside a state, not those of a plain step."""
+        return self.states.can_settle
 
-    def record(self, is_on: bool) -> None:
-        """Whether tokens of the forwards to come can be rolled back."""
-        if self._is_recording and not is_on:
-            self.trim()
-        self._is_recording = is_on
-        for layer in self._layers:
-            if hasattr(layer, "record_past") and (layer not in self._recurrent or not is_on):
-                layer.record_past = is_on
-
-    def begin(self, is_draft: bool) -> None:
-        """A forward begins; tokens of it may be rolled back if it verifies a draft."""
-        self._states = [_copy_of_state(layer) for layer in self._recurrent] if is_draft else None
+    @contextmanager
+    def stepping(self, is_draft: bool) -> Iterator[None]:
+        """A forward; tokens of it may be rolled back if it verifies a draft. What it raises leaves it under way."""
         self._is_under_way = True
-
-    def complete(self) -> None:
-        """The forward is over."""
+        with self.states.stepping(may_reject=is_draft):
+            yield
         self._is_under_way = False
 
-    def roll_back(self, count: int, fed: int) -> int:
+    def roll_back(self, count: int, fed: int, rows: int = 1) -> int:
         """
-        Rolls back the last `count` of the `fed` tokens of the last forward, or all of these.
+        Rolls back the last `count` of the `fed` tokens of the last forward, or all of these, in all `rows`.
 
         Returns:
-            `int`: how many were rolled back: `count`, or `fed` if the cache is recurrent.
+            `int`: how many were rolled back: `count`, or `fed` if the cache only goes forward.
         """
-        if count == 0:
-            self.trim()
-            return 0
-        if self._recurrent:
-            self._restore_states()
-            count = fed
+        count = fed - self.states.settle([fed - count] * rows, fed)[0]
         for layer in self._layers:
             _crop(layer, count)
         return count
@@ -224,56 +210,15 @@ class Rollback:
         if not self._is_under_way:
             return True
         self._is_under_way = False
-        excess = [_excess(layer, length + ahead) for layer, ahead in zip(self._layers, self._ahead, strict=True)]
-        if None in excess or (self._recurrent and self._states is None):
+        if not self.states.abandon():
             return False
-        if self._recurrent:
-            self._restore_states()
-        for layer, count in zip(self._layers, excess, strict=True):
-            _crop(layer, count)
+        for layer, ahead in zip(self._layers, self._ahead, strict=True):
+            _crop(layer, int(layer.get_seq_length()) - (length + ahead))
         return True
-
-    def trim(self) -> None:
-        """Drops what was recorded and is not needed any more."""
-        for layer in self._layers:
-            if getattr(layer, "record_past", False):
-                layer.crop(0)
-
-    def _restore_states(self) -> None:
-        for layer, (conv_states, recurrent_states) in zip(self._recurrent, self._states, strict=True):
-            layer.conv_states, layer.recurrent_states = conv_states, recurrent_states
-        self._states = None
-
-
-def is_recurrent(layer) -> bool:
-    """Whether a layer keeps a state that only goes forward. Known after its first forward."""
-    return isinstance(layer, LinearAttentionLayer) and not layer.is_croppable
-
-
-def _copy_of_state(layer: LinearAttentionLayer) -> tuple[dict, dict]:
-    """Copies: the layer overwrites its states in place."""
-    return tuple(
-        {index: None if state is None else state.clone() for index, state in states.items()}
-        for states in (layer.conv_states, layer.recurrent_states)
-    )
-
-
-def _length(layer) -> int:
-    """Tokens that the layer holds keys and values of."""
-    return 0 if type(layer) in (LinearAttentionLayer, DummyLayer) else int(layer.get_seq_length())
-
-
-def _excess(layer, length: int) -> int | None:
-    """Tokens past `length` that the layer has taken in; `None` if it cannot tell, or cannot give them back."""
-    if is_recurrent(layer) and type(layer) is LinearAttentionLayer:
-        return 0
-    if type(layer) is LinearAttentionLayer:  # a convolution
-        return layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0] if layer.record_past else None
-    return _length(layer) - length
 
 
 def _crop(layer, count: int) -> None:
     if isinstance(layer, LinearAttentionAndFullAttentionLayer):
-        DynamicLayer.crop(layer, -count)  # its state is restored from a copy
-    elif not is_recurrent(layer) and (count or getattr(layer, "record_past", False)):
+        DynamicLayer.crop(layer, -count)  # its state goes back by itself
+    elif count:
         layer.crop(-count)

@@ -90,14 +90,13 @@ class Rounds:
         """Over all lanes; without the children, if there is no memory for them."""
         target = self._target
         proposed = {lane.row: draft for lane, draft in drafts.items()}
-        may_reject = any(draft.ids for draft in drafts.values()) or not all(parent.is_thinking for parent in parents)
         try:
-            return target.forward(phase, proposed, may_reject)
+            return target.forward(phase, proposed)
         except torch.OutOfMemoryError:
             if not (drop_children(parents) and target.undo_forward()):
                 raise
             target.keep([parent.row for parent in parents])
-            return target.forward(phase, proposed, may_reject)
+            return target.forward(phase, proposed)
 
     def _settle(self, parents: Sequence[Lane]) -> None:
         """The cache forgets what was rejected; rows that are done and ended children go, new children come."""

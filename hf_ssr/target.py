@@ -90,7 +90,7 @@ class Target:
         self._forwards.last_shape = tuple(ids.shape)
         if type(self.cache) is DynamicCache:
             into_slots(self.cache, self.config.setting("grow_in_place"))
-        rollback = Rollback(self.cache, ids.shape[1])
+        rollback = Rollback(self.model, self.cache, ids.shape[1])
         most = ids.shape[1] + rollback.spare_places, most_positions(self.model) - rollback.places_ahead
         for row in rows:
             row.cached = row.length
@@ -105,14 +105,13 @@ class Target:
             return AlignedRows(self._forwards, self.cache, list(rows), self._model_kwargs)
         return found
 
-    def forward(self, phase: str, drafts: Mapping[Row, Draft], recording: bool = True) -> dict[Row, Evidence]:
+    def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """
         One forward over what the cache does not hold of each row yet, and over a draft behind it.
 
         Args:
             phase (`str`): of the metrics.
             drafts (`Mapping[Row, Draft]`): of rows that have any. A tree only if [`Target.takes_trees`].
-            recording (`bool`): whether tokens of this forward may have to be rolled back.
 
         Returns:
             `dict[Row, Evidence]`: of each row, what comes after the text, and after each draft token.
@@ -120,7 +119,7 @@ class Target:
         if self._next_logits is not None:  # left over from the prefill
             logits, self._next_logits = self._next_logits, None
             return dict(zip(self.rows, map(Evidence, logits.split(1)), strict=True))
-        evidence = self._layout.forward(phase, drafts, recording)
+        evidence = self._layout.forward(phase, drafts)
         self._count_places()
         return evidence
 
@@ -159,7 +158,6 @@ class Target:
                 self._layout.settle(self.rows[0], not self.has_logits, is_handed_out)
                 self._count_places()
         finally:
-            self._layout.release()
             as_plain(self.cache)
 
     def _count_places(self) -> None:

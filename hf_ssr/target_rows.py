@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 from .drafting import Draft, Evidence
-from .forking import Rollback, is_recurrent, select_rows, shift_rows
+from .forking import Rollback, select_rows, shift_rows
 from .forwards import Forwards
 from .rows import Row
 
@@ -35,7 +35,7 @@ class AlignedRows:
         self._width, self._fed = 0, dict.fromkeys(rows, 0)  # tokens of each row in the last forward, `_width` wide
         self._described = rows[0].prompt_length  # places that `model_kwargs` describe
         self._block_kwargs: dict[str, Any] | None = None  # of all places, as long as nothing has changed
-        self.rollback = Rollback(cache, self._end)
+        self.rollback = Rollback(forwards.model, cache, self._end)
 
     @property
     def takes_uneven_blocks(self) -> bool:
@@ -43,7 +43,7 @@ class AlignedRows:
         return (
             type(self.cache) is DynamicCache
             and not self.rollback.holds_more
-            and not any(map(is_recurrent, self.cache.layers))
+            and self.rollback.states.settles_rows
             and self.model_kwargs.get("position_ids") is not None
             and not getattr(self.forwards.model.config.get_text_config(decoder=True), "attn_temperature_tuning", False)
         )
@@ -55,9 +55,8 @@ class AlignedRows:
         """Of a text, where a layer has so many places and no more."""
         return self._end + self.rollback.spare_places
 
-    def forward(self, phase: str, drafts: Mapping[Row, Draft], recording: bool) -> dict[Row, Evidence]:
+    def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """Shorter rows are filled up behind their tokens, where these do not see it, and which is rolled back."""
-        self.rollback.record(recording)
         ids = {row: drafts[row].ids if row in drafts else [] for row in self.rows}
         texts = {row: row.length - row.cached for row in self.rows}
         fed = {row: texts[row] + len(draft) for row, draft in ids.items()}
@@ -72,10 +71,10 @@ class AlignedRows:
         """A forward over a block of shape `(rows, width)`; the logits of its last `keep` places."""
         width = block.shape[1]
         kwargs = self.forwards.extended(self.model_kwargs, self._end + width - self._described)
-        is_draft = any(row.cached + count > row.length for row, count in fed.items())
-        self.rollback.begin(is_draft)
-        evidence = self.forwards.run(phase, block, kwargs, keep)
-        self.rollback.complete()
+        # a draft, or what fills up the shorter rows
+        is_draft = any(row.cached + count > row.length or count < width for row, count in fed.items())
+        with self.rollback.stepping(is_draft):
+            evidence = self.forwards.run(phase, block, kwargs, keep)
         for row, count in fed.items():
             row.cached += count
         self._width, self._fed, self._block_kwargs = width, fed, kwargs
@@ -101,18 +100,22 @@ class AlignedRows:
         longest = max(min(row.cached, row.length - 1) for row in rows)
         is_padded = not self._is_batch and self._end - min(excess.values()) > longest  # a longer row has gone
         if len(set(excess.values())) == 1 and not is_padded:
+            count = self.rollback.roll_back(next(iter(excess.values())), self._width, len(self.rows))
+            self._end -= count
             if len(rows) < len(self.rows):
                 self._select([self.rows.index(row) for row in rows])
                 self.rows = list(rows)
-            count = self.rollback.roll_back(next(iter(excess.values())), self._width)
             for row in rows:
                 row.cached -= max(0, count - (self._width - self._fed[row]))
-            self._end -= count
         else:
             kwargs = dict(self._described_to_end())
             if kwargs.get("attention_mask") is None:  # dropped by `generate` where nothing is padded
                 kwargs["attention_mask"] = rows[0].ids.new_ones((len(self.rows), self._end))
             places = [self.rows.index(row) for row in rows]
+            # of rows that go it does not matter
+            kept = [self._width - excess.get(row, min(excess.values())) for row in self.rows]
+            self.rollback.states.settle(kept, self._width)
+            self.rollback.states.select_rows(places)
             for row in rows:
                 row.cached = min(row.cached, row.length - 1)
             self._end = self._described = longest
@@ -150,10 +153,6 @@ class AlignedRows:
         if is_whole and is_whole_wanted and row.cached < row.length - 1:
             missing = row.ids[:, row.cached : row.length - 1].clone()
             self._feed("speculate", missing, {row: missing.shape[1]}, keep=1)
-
-    def release(self) -> None:
-        """No more forwards come."""
-        self.rollback.record(False)
 
     def _select(self, places: list[int]) -> None:
         self._describe(self._end)

@@ -98,7 +98,7 @@ class RowsInSlots:
             lines[self._lines[row]] = lines.get(self._lines[row], 0) + width
         return len(lines), max(lines.values())
 
-    def forward(self, phase: str, drafts: Mapping[Row, Draft], recording: bool) -> dict[Row, Evidence]:
+    def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """In slots of their own, where no other place sees them, shorter rows are filled up."""
         fed = {row: Fed(row.cached, row.length - row.cached, drafts.get(row, _NOTHING)) for row in self.rows}
         width = max(sum(fed[row].count for row in line) for line in self._by_line())
@@ -263,9 +263,6 @@ class RowsInSlots:
         """Lets the layers go on from where the text does, which is the only one."""
         for layer in self._slots.layers:
             layer.step, layer.end = None, self.rows[0].cached
-
-    def release(self) -> None:
-        """No more forwards come."""
 
 
 _NOTHING = Draft()

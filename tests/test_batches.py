@@ -27,7 +27,8 @@ from hf_ssr.self_check import tells_texts_apart, why_not_in_blocks
 
 LENGTHS = (20, 13, 20, 7)
 NEW = 60
-BATCHED = (*ARCHITECTURES, "lfm2", "lfm2_moe")
+RULED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "kimi_linear", "olmo_hybrid")  # by the gated delta rule
+BATCHED = (*ARCHITECTURES, "lfm2", "lfm2_moe", *RULED)
 
 
 def prompts(lengths=LENGTHS) -> dict[str, torch.LongTensor]:
@@ -68,7 +69,7 @@ def edited(answer, place):
     return [(t + 1) % VOCAB_SIZE if i == place else t for i, t in enumerate(answer)]
 
 
-QUICK = ("llama", "qwen3", "deepseek_v3", "phi3", "mistral", "gemma3", "gemma4_shared", "lfm2")
+QUICK = ("llama", "qwen3", "deepseek_v3", "phi3", "mistral", "gemma3", "gemma4_shared", "lfm2", "qwen3_5")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
@@ -79,7 +80,7 @@ def test_same_tokens(architecture, attention, count_forwards):
     # in float64, plain eager attention of transformers yields nan in padded rows
     attention = "eager" if architecture == "gpt_oss" else attention  # it has no other on a CPU
     model = build_once(architecture, dtype=torch.float32 if attention == "eager" else torch.float64)
-    if architecture.startswith("lfm2"):
+    if architecture.startswith("lfm2") or architecture in RULED:
         assert why_not_in_blocks(model) is None  # once a model; not to be counted
     implementation = model.config._attn_implementation
     model.set_attn_implementation(attention)
@@ -373,7 +374,7 @@ def test_token_types(kind):
         assert torch.equal(generate(model, some, {}, generation_config=config), expected[rows])
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5", "mamba2", "falcon_h1"])
+@pytest.mark.parametrize("architecture", ["mamba2", "falcon_h1"])
 def test_recurrent_models_run_plain(architecture):
     model = build_once(architecture)
     batch = Batch(model, {"do_sample": False})

@@ -35,8 +35,10 @@ LEVELS = [
     ["choosing", "drafter_suffix", "target"],
     ["target_slots"],
     ["target_rows", "self_check"],
+    ["self_trials"],
     ["forwards", "rows", "slot_masks"],
-    ["places", "cache_slots", "forking"],
+    ["places", "forking"],
+    ["cache_slots", "cache_states"],
     ["drafting"],
 ]
 # No torch, no transformers: other engines use these where neither is there (test_pure.py).

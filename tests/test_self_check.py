@@ -11,6 +11,7 @@ from tiny_models import VOCAB_SIZE, build, prompt_ids
 from torch import nn
 
 import hf_ssr.self_check
+import hf_ssr.self_trials
 from hf_ssr import SSRConfig
 from hf_ssr.self_check import tells_texts_apart, why_not_in_blocks
 
@@ -177,7 +178,7 @@ def test_an_error_is_not_kept(error, monkeypatch):
     model, ids = build("qwen3_5"), prompt_ids()
     expected = run(model, ids, SETTINGS)
     with monkeypatch.context() as patch:
-        patch.setattr(hf_ssr.self_check, "_random_ids", lambda *_: (_ for _ in ()).throw(error("for once")))
+        patch.setattr(hf_ssr.self_trials, "_random_ids", lambda *_: (_ for _ in ()).throw(error("for once")))
         with pytest.warns(UserWarning, match="no memory" if error is torch.OutOfMemoryError else "for once"):
             assert torch.equal(ssr(model, ids).sequences, expected)
     assert ssr(model, ids).metrics.plain_reason is None

@@ -15,6 +15,7 @@ from tiny_models import VOCAB_SIZE, build, prompt_ids
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+import hf_ssr.cache_states
 import hf_ssr.forking
 import hf_ssr.rounds
 import hf_ssr.scheduling
@@ -530,7 +531,7 @@ def test_copies_are_part_of_what_a_block_costs(monkeypatch):
     """A recurrent state is copied before each block: three layers, 3 ms each, where a forward takes 2 ms."""
     model = build("qwen3_5")
     clock = FakeTime(monkeypatch, model)
-    monkeypatch.setattr(hf_ssr.forking, "_copy_of_state", clock.slowed(hf_ssr.forking._copy_of_state, 0.003))
+    monkeypatch.setattr(hf_ssr.cache_states, "_copy_of_state", clock.slowed(hf_ssr.cache_states._copy_of_state, 0.003))
     plain = plain_run(model, {"max_new_tokens": 80, "do_sample": False})
     settings = {"num_draft_tokens": 3, "draft_budgets": [], "sources": ["draft"], "max_overhead": "off"}
     for drafts in ([], plain.new):  # plain steps, and then blocks

@@ -109,18 +109,18 @@ _SHARED_MOE = {**_MOE, "shared_expert_intermediate_size": 32, "num_experts": 4}
 
 # A state instead of keys and values in some layers, or in all.
 RECURRENT = {
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**_LAYERS, **_HEAD, **_LINEAR}, "recurrent, full"),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**_LAYERS, **_HEAD, **_LINEAR}, "delta rule, full"),
     "qwen3_5_moe": (
         "Qwen3_5MoeTextConfig",
         "Qwen3_5MoeForCausalLM",
         {**_LAYERS, **_HEAD, **_LINEAR, **_SHARED_MOE},
-        "recurrent, full",
+        "delta rule, full",
     ),
     "qwen3_next": (
         "Qwen3NextConfig",
         "Qwen3NextForCausalLM",
         {**_LAYERS, **_HEAD, **_LINEAR, **_SHARED_MOE},
-        "recurrent, full",
+        "delta rule, full",
     ),
     "granitemoehybrid": (
         "GraniteMoeHybridConfig",
@@ -168,9 +168,9 @@ RECURRENT = {
         {**_LAYERS, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4, **_MOE}
         | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16, "n_group": 1}
         | {"topk_group": 1, "num_local_experts": 4, "linear_head_dim": 16, "linear_num_heads": 4},
-        "recurrent, full",
+        "delta rule, full",
     ),
-    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", _LAYERS, "recurrent, full"),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", _LAYERS, "delta rule, full"),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",
@@ -281,6 +281,7 @@ def compatibility_table() -> str:
         "sliding, full": "slots that are written again",
         "sliding, full, shared": "slots that are written again",
         "convolution, full": "record, crop",
+        "delta rule, full": "copy of the state, the rule again",
     }
     groups: dict[str, list[str]] = {}
     for name, (_, model_class, _, kind) in (ARCHITECTURES | RECURRENT).items():

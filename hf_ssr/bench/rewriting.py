@@ -165,7 +165,7 @@ class RecordedTarget:
         """Rows and tokens of a forward."""
         return 1, sum(widths.values())
 
-    def forward(self, phase: str, drafts: Mapping[Row, Draft], may_reject: bool) -> dict[Row, Evidence]:
+    def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """Nothing, of each place."""
         self.has_logits = False
         (row,) = self.rows
