@@ -93,7 +93,8 @@ def _mode(model) -> tuple:
     config = model.config.get_text_config(decoder=True)
     names = ("_attn_implementation", "_experts_implementation")
     return (
-        tuple((module.training, getattr(module, "gradient_checkpointing", False)) for module in model.modules()),
+        *((each.training, getattr(each, "gradient_checkpointing", False)) for each in model.modules()),
+        *(each._compiled_call_impl is None for each in model.modules()),
         frozenset((parameter.dtype, parameter.device) for parameter in model.parameters()),
         tuple(getattr(each, name, None) for each in (model.config, config) for name in names),
         id(vars(model).get("forward")),  # wrapped, for instance in autocast; by its id, as it holds the model
