@@ -281,8 +281,10 @@ def _watch_rules(model) -> bool:
     compiled, they are as they were.
 
     Returns:
-        `bool`: whether it has any.
+        `bool`: whether it has any that can be seen: not in a module that is compiled.
     """
+    if any(each._compiled_call_impl is not None for each in model.modules()):
+        return False
     found = False
     for module in {type(each).__module__ for each in model.modules()}:
         names = vars(sys.modules[module]) if module in sys.modules else {}

@@ -82,7 +82,8 @@ def _mode(model) -> tuple:
     """How the model computes: what was tried in one way need not hold in another."""
     config = model.config.get_text_config(decoder=True)
     return (
-        tuple((module.training, getattr(module, "gradient_checkpointing", False)) for module in model.modules()),
+        *((each.training, getattr(each, "gradient_checkpointing", False)) for each in model.modules()),
+        *(each._compiled_call_impl is None for each in model.modules()),
         frozenset((parameter.dtype, parameter.device) for parameter in model.parameters()),
         (*kernels_of(model.config), *kernels_of(config)),
         id(vars(model).get("forward")),  # wrapped, for instance in autocast; by its id, as it holds the model

@@ -308,3 +308,6 @@ def test_compiled_as_it_was():
     expected = rule.__wrapped__(query, key, value, **arguments)
     with batch.rollback.stepping(is_draft=True):
         assert all(map(torch.equal, compiled(query, key, value, **arguments), expected))
+    assert why_not_in_rows(model) is None
+    model.compile(backend="eager")  # compiled at its first call, which is not made
+    assert "would have to go back for each row alone" in why_not_in_rows(model)
