@@ -94,6 +94,7 @@ class SlotsOfAKind:
         Raises:
             `torch.OutOfMemoryError`: nothing is lost then.
         """
+        before = self.region, self._room
         if max(end - base for end, base in zip(ends, self.bases, strict=True)) > self._room:
             layer = self.layers[0]
             self.bases = layer.bases_for(begins, self.bases)
@@ -103,7 +104,11 @@ class SlotsOfAKind:
         if places is not None and places.is_child is not None:
             self._make_room_for_children(places)
         if not self._is_arranged:
-            self._arrange()
+            try:
+                self._arrange()
+            except torch.OutOfMemoryError:
+                self.region, self._room = before  # without the child, less will do
+                raise
 
     def _make_room_for_children(self, places: Places) -> None:
         has_child = [end > begin for begin, end in zip(places.child_begins, places.child_ends, strict=True)]

@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 from conftest import build_once
-from tiny_models import ARCHITECTURES, VOCAB_SIZE
-from transformers import DynamicCache
+from tiny_models import ARCHITECTURES, VOCAB_SIZE, build
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache, FalconConfig, FalconForCausalLM
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -19,6 +19,7 @@ from hf_ssr.cache_slots import SlotLayer, as_plain, into_slots
 from hf_ssr.drafting import Draft
 from hf_ssr.metrics import SSRMetrics
 from hf_ssr.rows import Row
+from hf_ssr.self_check import tells_texts_apart
 from hf_ssr.target import Target
 from hf_ssr.target_rows import AlignedRows
 from hf_ssr.target_slots import RowsInSlots
@@ -178,13 +179,12 @@ def test_batches_with_children(architecture, trees):
     model = build_once(architecture)
     ids, mask = prompts_of()
     truth = generated(model, ids, mask).tolist()
-    for seed in range(2):
-        target = target_of(model, ids, mask)
-        assert type(target._layout) is RowsInSlots and target.takes_uneven_blocks and target.takes_trees
-        writer = Writer(model, target, truth, seed, trees=trees)
-        writer.write()
-        assert [row.ids[0].tolist() for row in writer.texts] == truth
-        assert any(len(set(lengths[:3])) > 1 for lengths in writer.lengths)  # they did part
+    target = target_of(model, ids, mask)
+    assert type(target._layout) is RowsInSlots and target.takes_uneven_blocks and target.takes_trees
+    writer = Writer(model, target, truth, seed=int(trees), trees=trees)
+    writer.write()
+    assert [row.ids[0].tolist() for row in writer.texts] == truth
+    assert any(len(set(lengths[:3])) > 1 for lengths in writer.lengths)  # they did part
 
 
 def cached(cache) -> list[tuple]:
@@ -493,3 +493,165 @@ def test_a_cache_stays_the_object():
     assert cache.get_seq_length() == 5
     as_plain(cache)
     assert [type(layer) for layer in cache.layers] == [DynamicLayer] * 2 and torch.equal(cache.layers[1].keys, held)
+
+
+@pytest.mark.parametrize("kind", ["bloom", "falcon"])
+def test_a_bias_by_the_slot_would_put_a_child_wrong(kind):
+    """ALiBi counts slots: such a model is given rows, or does it right."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_attention_heads": 4, "eos_token_id": None}
+    if kind == "bloom":
+        model = BloomForCausalLM(BloomConfig(n_layer=2, n_head=4, **sizes))
+    else:
+        model = FalconForCausalLM(FalconConfig(alibi=True, num_hidden_layers=2, **sizes))
+    model = model.eval().double()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.normal_(0, 0.2)
+    assert not tells_texts_apart(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "gpt_oss"])
+def test_half_precision_takes_masks(architecture, dtype):
+    assert tells_texts_apart(build(architecture, dtype), [8])
+
+
+@torch.no_grad()
+def test_a_fork_that_finds_no_memory_leaves_all_as_it_was(monkeypatch):
+    """In any layer of any kind: the text goes on, and the next fork is right."""
+    model = build_once("gemma3")
+    ids, mask = prompts_of()
+    truth = generated(model, ids, mask).tolist()
+    arrange, moved, is_forking = SlotLayer.arrange, [], []
+
+    def fail_often(self, region, *args):
+        if is_forking and region > self.region:
+            moved.append(self)
+            if len(moved) % 3 == 2:
+                raise torch.OutOfMemoryError("no room")
+        return arrange(self, region, *args)
+
+    target = target_of(model, ids, mask)
+    monkeypatch.setattr(SlotLayer, "arrange", fail_often)
+    fork, failed = target.fork, []
+
+    def fork_again(rows):
+        while True:
+            is_forking.append(1)
+            try:
+                return fork(rows)
+            except torch.OutOfMemoryError:
+                failed.append(list(target.rows))
+                assert not set(rows) & set(target.rows)
+                target.forward("thinking", {})  # it goes on without the child
+                target.undo_forward()
+            finally:
+                is_forking.clear()
+
+    monkeypatch.setattr(target, "fork", fork_again)
+    writer = Writer(model, target, truth, 4)
+    writer.write()
+    assert failed and [row.ids[0].tolist() for row in writer.texts] == truth
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_a_draft_that_finds_no_memory_goes_with_its_child(architecture, monkeypatch):
+    model = build_once(architecture)
+    ids, mask = prompts_of((3,))
+    target = target_of(model, ids, mask, new=500)
+    target.forward("thinking", {})
+    (parent,) = target.rows
+    parent.append(5)
+    target.keep([parent])
+    child = parent.fork()
+    child.append(6)
+    target.fork([child])
+    arrange, regions = SlotLayer.arrange, []
+
+    def fail_once(self, region, *args):
+        if region > self.region:
+            regions.append(region)
+            if len(regions) == 2:
+                raise torch.OutOfMemoryError("no room")
+        return arrange(self, region, *args)
+
+    monkeypatch.setattr(SlotLayer, "arrange", fail_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        target.forward("drafting", {child: Draft([7] * 120)})
+    assert target.undo_forward()
+    target.keep([parent])
+    for token in (4, 8, 9):
+        logits = target.forward("thinking", {parent: Draft([token])})
+        for place, more in enumerate(([], [token])):
+            assert (logits_alone(model, parent, 3, *more) - logits[parent][0, place]).abs().max() < EXACT
+        parent.append(token)
+        target.keep([parent])
+    assert len(regions) == 2  # nor is it asked for again
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", range(1, 16, 4))
+def test_a_forward_that_is_interrupted_leaves_no_trace(place):
+    """Some layers have written, some have moved: the next forward is right."""
+    model = build_once("gemma3")
+    ids, mask = prompts_of()
+    truth = generated(model, ids, mask).tolist()
+    target = target_of(model, ids, mask)
+    forward, calls = target.forward, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) % 3 == 0 and not target.has_logits:
+            handle = model.model.layers[len(calls) % 4].register_forward_pre_hook(raises)
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    forward(*args)
+            finally:
+                handle.remove()
+            assert target.undo_forward()
+        return forward(*args)
+
+    target.forward = interrupted
+    writer = Writer(model, target, truth, place, trees=True, compares=0.05)
+    writer.write()
+    assert len(calls) > 3 and [row.ids[0].tolist() for row in writer.texts] == truth
+
+
+def raises(*_):
+    raise KeyboardInterrupt
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3"])
+def test_rows_that_part_and_meet_again(architecture):
+    """A step of plain's shape needs rows that agree in index, and in which slots these have."""
+    model = build_once(architecture)
+    ids, mask = prompts_of((0, 3))
+    target = target_of(model, ids, mask, new=400)
+    target.forward("thinking", {})
+    first, second = target.rows
+    rng, parts = random.Random(0), set()
+    for row in target.rows:
+        row.append(5)
+    target.keep(target.rows)
+    for lead in (0, 5, 5, 0, 9, 0, 0, 70, 0, 3, 0):
+        for count in (1, 2, 4):
+            wanted = max(first.length, second.length - lead) + count
+            for _ in range(2 * abs(first.length - second.length) + 40):
+                due = {row: end - row.length for row, end in ((first, wanted), (second, wanted + lead))}
+                if not any(due.values()):
+                    break
+                drafts = {
+                    row: Draft([rng.randrange(3, 99) for _ in range(max(0, n - 1))][:8]) for row, n in due.items()
+                }
+                logits = target.forward("thinking", drafts)
+                parts.add(first.length == second.length)
+                for row, padding in ((first, 0), (second, 3)):
+                    alone = logits_alone(model, row, padding)
+                    assert (alone - logits[row][0, 0]).abs().max() < EXACT, (lead, count, first.length, second.length)
+                    for token in (*drafts[row].ids, 9)[: max(0, due[row])]:
+                        row.append(token)
+                target.keep(target.rows)
+    assert parts == {True, False}
