@@ -20,14 +20,14 @@ class StepSlots:
         begin, end (`int`): attention is given the slots from `begin` on, before `end`.
     """
 
-    index: torch.LongTensor
+    index: torch.Tensor
     begin: int
     end: int
 
     def __post_init__(self):
-        self._on: dict[torch.device, torch.LongTensor] = {}
+        self._on: dict[torch.device, torch.Tensor] = {}
 
-    def index_on(self, device: torch.device) -> torch.LongTensor:
+    def index_on(self, device: torch.device) -> torch.Tensor:
         """Of shape `(rows, 1, places, 1)`, on the device of a layer."""
         if device not in self._on:
             self._on[device] = self.index[:, None, :, None].to(device)
@@ -185,7 +185,7 @@ class SlotLayer(DynamicLayer):
         """The last tokens are forgotten, as many as the last step had at most: their slots are written again."""
         self.end -= abs(tokens_to_remove) if self.is_initialized else 0
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Selects rows."""
         if not self.is_initialized:
             return

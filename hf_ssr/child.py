@@ -78,7 +78,7 @@ class Child(Lane):
         """Of the metrics."""
         return "drafting"
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """The close, then what the child picks."""
         return exact(draft, lambda place: self._next(logits[:, place]))
 
@@ -89,7 +89,7 @@ class Child(Lane):
             self.ended_by = "max_length"
         return not self.ended_by
 
-    def _next(self, logits: torch.FloatTensor) -> int:
+    def _next(self, logits: torch.Tensor) -> int:
         """The next token of the close, or one that the child picks."""
         if self._forced:
             return self._forced.pop(0)

@@ -68,8 +68,8 @@ class Evidence(NamedTuple):
             `(1, draft_length + 1, hidden_size)`.
     """
 
-    logits: torch.FloatTensor
-    hidden: Mapping[int, torch.FloatTensor] = {}
+    logits: torch.Tensor
+    hidden: Mapping[int, torch.Tensor] = {}
 
     def of(self, row: int, begin: int, end: int) -> "Evidence":
         """Of some places of one row."""
@@ -126,7 +126,7 @@ class Drafter(CandidateGenerator):
             places (`Sequence[int]`): of these, the kept ones, in the order of the text.
         """
 
-    def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, None]:
+    def get_candidates(self, input_ids: torch.Tensor, **kwargs) -> tuple[torch.Tensor, None]:
         """
         The text with a draft behind it.
 

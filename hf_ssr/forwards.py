@@ -31,7 +31,7 @@ class Forwards:
     def run(
         self,
         phase: str,
-        block: torch.LongTensor,
+        block: torch.Tensor,
         model_kwargs: dict[str, Any],
         keep: int,
         prepare: Callable[[], torch.Tensor | dict[str, torch.Tensor] | None] | None = None,

@@ -59,7 +59,7 @@ class Lane:
         """Of the metrics, for a forward over such a draft."""
         raise NotImplementedError
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """What comes next, by the lane's rule. Arguments as of [`follow`]."""
         raise NotImplementedError
 
@@ -147,7 +147,7 @@ class Parent(Lane):
             return "thinking" if self.child is None else "drafting"
         return "verify" if draft.is_prefix else "speculate"
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """By the rule of the settings; by the exact one where nothing was drawn."""
         if self._keeps_then(draft):
             is_block = self.chooser.config.rule == "block" and self.chooser.processors_keep_no_state

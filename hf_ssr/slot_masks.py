@@ -21,7 +21,7 @@ class SlotsOfAKind:
         device (`torch.device`): of the masks.
     """
 
-    def __init__(self, layers: list[SlotLayer], prompt_mask: torch.BoolTensor | None, device: torch.device):
+    def __init__(self, layers: list[SlotLayer], prompt_mask: torch.Tensor | None, device: torch.device):
         self.layers = layers
         self.window = layers[0].window
         self.device = device
@@ -34,7 +34,7 @@ class SlotsOfAKind:
         self._is_arranged = False  # whether every layer is as this says
         self._is_described = False
 
-    def select(self, rows: Sequence[int], prompt_mask: torch.BoolTensor | None) -> None:
+    def select(self, rows: Sequence[int], prompt_mask: torch.Tensor | None) -> None:
         """The layers have selected rows."""
         self._prompt_mask = prompt_mask
         names = ("bases", "child_bases", "_sees_text_before")
@@ -217,7 +217,7 @@ class SlotsOfAKind:
             last = padding.any(dim=0).nonzero()
             self._padding = padding[:, : int(last[-1]) + 1] if len(last) else None
 
-    def _column(self, values: list[int]) -> torch.LongTensor:
+    def _column(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, device=self.device)[:, None]
 
 
@@ -232,7 +232,7 @@ class SlotsOfCache:
         device (`torch.device`): of the masks.
     """
 
-    def __init__(self, cache: Cache, config, prompt_mask: torch.BoolTensor | None, device: torch.device):
+    def __init__(self, cache: Cache, config, prompt_mask: torch.Tensor | None, device: torch.device):
         self.layers = [layer for layer in cache.layers if type(layer) is SlotLayer]
         kinds: dict[int | None, list[SlotLayer]] = {}
         for layer in self.layers:

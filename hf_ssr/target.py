@@ -34,7 +34,7 @@ class Target:
     def __init__(
         self,
         model,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         config: SSRConfig,
         metrics: SSRMetrics,
         model_kwargs: dict[str, Any],

@@ -132,7 +132,7 @@ class RowsInSlots:
             for line, (row, each) in enumerate(fed.items())
         }
 
-    def _feed(self, phase: str, block: torch.LongTensor, keep: int) -> Evidence:
+    def _feed(self, phase: str, block: torch.Tensor, keep: int) -> Evidence:
         """A step of plain `generate`, of more than one token perhaps."""
         begin, width = self.rows[0].cached, block.shape[1]
         kwargs = self.forwards.extended(self.model_kwargs, begin + width - self._width)

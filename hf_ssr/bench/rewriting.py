@@ -214,7 +214,7 @@ class RecordedLane(Lane):
         """Of the metrics."""
         return "thinking" if self.is_thinking else "speculate"
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """As it was written."""
         return exact(draft, lambda place: self.recording.new[self.position])
 
