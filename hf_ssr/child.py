@@ -8,7 +8,8 @@ import torch
 from transformers import LogitsProcessorList
 
 from .choosing import DraftSampling
-from .drafting import Draft, Drafter
+from .drafter_suffix import SuffixDrafter
+from .drafting import Draft
 from .following import Decisions, exact
 from .lanes import Lane
 from .metrics import SSRMetrics
@@ -31,12 +32,14 @@ class Child(Lane):
         logits_processor (`LogitsProcessorList`): of the parent, see [`child_processors`].
         sampling ([`DraftSampling`]): how it picks its tokens.
         eos_ids (`set[int]`): tokens that end the draft.
-        drafter ([`Drafter`]): proposes what the child may pick; is told what it picks.
+        drafter ([`SuffixDrafter`]): proposes what the child may pick; is told what it picks.
         max_draft_length (`int`, *optional*): most drafted tokens.
         stream ([`Stream`]): is shown the draft.
         metrics ([`SSRMetrics`]): of the parent, which waits while the child picks.
         end (`Callable[[str], None]`): ends the stage, for a reason of [`Stage`].
     """
+
+    drafter: SuffixDrafter
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Child(Lane):
         logits_processor: LogitsProcessorList,
         sampling: DraftSampling,
         eos_ids: set[int],
-        drafter: Drafter,
+        drafter: SuffixDrafter,
         max_draft_length: int | None,
         stream: Stream,
         metrics: SSRMetrics,
@@ -57,9 +60,8 @@ class Child(Lane):
         self.draft_budget = draft_budget
         self.tokens: list[int] = []  # the draft, without the close
         self.probs: list[DraftProbs | None] = []  # what each was drawn from, if `sampling` keeps it
-        self.ended_by = ""
         self._forced = list(forced_close)
-        self._processors = logits_processor
+        self._processors: Callable[..., torch.Tensor] = logits_processor
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._max_draft_length = max_draft_length

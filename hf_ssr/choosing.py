@@ -40,8 +40,8 @@ class Chooser:
         self.row, self.config, self.thinking, self.clock, self.seed = row, generation_config, thinking, clock, seed
         self.logits_processor = logits_processor
         place = place_of_budget(logits_processor)
-        self._before_budget = LogitsProcessorList(logits_processor[:place])
-        self._behind_budget = LogitsProcessorList(logits_processor[place:])
+        self._before_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[:place])
+        self._behind_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[place:])
         self.processors_keep_no_state = all(type(each) in ROW_WISE_PROCESSORS for each in logits_processor)
         keep = generation_config.return_dict_in_generate
         self.scores: tuple | None = () if keep and generation_config.output_scores else None
@@ -98,8 +98,8 @@ class Chooser:
         rows = []
         for place, forced in zip(range(logits.shape[1]), self.thinking.forced_along(draft), strict=False):
             rows.append(self._processed(ids[:, : self.row.length + place], logits[:, place], forced))
-        scores, logits = zip(*rows, strict=True)
-        return torch.cat(scores), torch.cat(logits)
+        scores, raw = zip(*rows, strict=True)
+        return torch.cat(scores), torch.cat(raw)
 
     def _processed(
         self, ids: torch.Tensor, logits: torch.Tensor, forced: int | None

@@ -2,7 +2,6 @@
 
 from .draft_records import AcceptanceRecord
 from .drafter_suffix import SuffixDrafter
-from .drafting import Drafter
 from .metrics import Stage
 from .suffix_automaton import SuffixAutomaton
 
@@ -77,7 +76,7 @@ class DraftSources:
             drafter.written.extend(token)
         return drafter
 
-    def _drafter(self, own: str, written: SuffixAutomaton | None = None) -> Drafter:
+    def _drafter(self, own: str, written: SuffixAutomaton | None = None) -> SuffixDrafter:
         return DRAFTERS["suffix"](self._config, self.lead, own=own, record=self._records[own], written=written)
 
     def _forget_probs(self) -> None:

@@ -51,7 +51,8 @@ class SuffixDrafter(Drafter):
     def from_config(cls, config, lead=(), own="answer", record=None, written=None) -> "SuffixDrafter":
         """A drafter with the settings of an [`SSRConfig`] that `generate` has prepared."""
         names = ("sources", "min_match_length", "num_draft_tokens")
-        return cls(*(config.setting(name) for name in names), config.max_length, lead, own, record, written)
+        used, min_match_length, num_draft_tokens = (config.setting(name) for name in names)
+        return cls(used, min_match_length, num_draft_tokens, config.max_length, lead, own, record, written)
 
     @property
     def written(self) -> SuffixAutomaton:

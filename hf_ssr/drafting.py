@@ -126,7 +126,9 @@ class Drafter(CandidateGenerator):
             places (`Sequence[int]`): of these, the kept ones, in the order of the text.
         """
 
-    def get_candidates(self, input_ids: torch.Tensor, **kwargs) -> tuple[torch.Tensor, None]:
+    def get_candidates(  # type: ignore[override]  # transformers' own return `None` too
+        self, input_ids: torch.Tensor, **kwargs
+    ) -> tuple[torch.Tensor, None]:
         """
         The text with a draft behind it.
 

@@ -82,10 +82,10 @@ def by_tokens(chooser: Chooser, draft: Draft, logits: torch.Tensor) -> Decisions
 
 def by_blocks(chooser: Chooser, draft: Draft, logits: torch.Tensor) -> Decisions:
     """The block rule, along a chain: it looks at the target's distribution behind every draft token. As `by_tokens`."""
-    tokens, qs = _drawn(draft)
+    tokens, drawn = _drawn(draft)
     scores, raw = chooser.processed_ahead(logits, tokens)
     probs = scores.softmax(dim=-1).double()
-    qs = [DraftProbs.one_hot(token, probs) if q is None else q for token, q in zip(tokens, qs, strict=True)]
+    qs = [DraftProbs.one_hot(token, probs) if q is None else q for token, q in zip(tokens, drawn, strict=True)]
     passing, weight = block_acceptance(probs, tokens, qs)
     passed = torch.rand(len(tokens), dtype=probs.dtype, device=probs.device) < passing[1:]
     kept = int(passed.nonzero()[-1]) + 1 if passed.any() else 0

@@ -60,7 +60,8 @@ class Places:
         """Of each row, what its text is given, and its child if there is one."""
         indices, slots, flags, trees = [], [], [], []
         for row, (text, *children) in enumerate(lines):
-            own_indices, own_slots = [], []
+            own_indices: list[int] = []
+            own_slots: list[int] = []
             for is_child, fed in ((False, text), *((True, child) for child in children)):
                 first = fed.begin + fed.pending
                 if fed.draft.parents is not None and fed.draft.ids:

@@ -36,6 +36,12 @@ class Row:
         return self._ids[0, self.length - 1 : self.length]
 
     @property
+    def parent(self) -> "Row":
+        """The row that a child's was forked from."""
+        assert self.origin is not None, "it was not forked"
+        return self.origin
+
+    @property
     def room(self) -> int:
         """Tokens that may still come."""
         return self.max_length - self.length

@@ -51,7 +51,7 @@ class SlotsOfAKind:
             `torch.OutOfMemoryError`: no row has a child then.
         """
         before = self.region, self.child_bases, self._sees_text_before
-        firsts = {row: fork if self.window is None else self._first_seen(row, fork) for row, fork in forks.items()}
+        firsts = {row: self._first_seen(row, fork) for row, fork in forks.items()}
         self.child_bases = [firsts.get(row, base) for row, base in enumerate(self.child_bases)]
         self._sees_text_before = [
             (forks[row] if self.window is None else 0) if row in forks else fork
@@ -80,8 +80,9 @@ class SlotsOfAKind:
             for layer in self.layers:
                 layer.child_bases = list(self.child_bases)
 
-    def _first_seen(self, row: int, index: int) -> int:
-        return max(self.bases[row], index - self.window + 1)
+    def _first_seen(self, row: int, fork: int) -> int:
+        """Index of the first token that a child gets a copy of: without a window, of none before the fork."""
+        return fork if self.window is None else max(self.bases[row], fork - self.window + 1)
 
     def offset(self, row: int, is_child: bool) -> int:
         """Of a row's slots, from the indices that they stand for."""
@@ -277,6 +278,7 @@ class SlotsOfCache:
             ends[window] = step.end
             for layer in kind.layers:
                 layer.step, layer.end = step, max(places.ends)
+        assert self._masks is not None, "the model's masks are not known"
         found = {}
         for name, (held, window) in self._masks.items():
             found[name] = self.kinds[held].mask(places, ends[held], window, dtype)

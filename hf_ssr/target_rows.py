@@ -133,12 +133,12 @@ class AlignedRows:
         """
         places = list(range(len(self.rows)))
         try:
-            self._select(places + [self.rows.index(row.origin) for row in rows])
+            self._select(places + [self.rows.index(row.parent) for row in rows])
         except torch.OutOfMemoryError:
             self._select(places)  # some layers may have all rows already
             raise
         for row in rows:
-            row.cached = row.origin.cached
+            row.cached = row.parent.cached
         self.rows += rows
         self._fed = dict.fromkeys(self.rows, 0)
 
