@@ -8,8 +8,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from .choosing import DraftSampling
-from .drafter_suffix import SuffixDrafter
-from .drafting import Draft
+from .drafting import Draft, Drafter
 from .following import Decisions, exact
 from .lanes import Lane
 from .metrics import SSRMetrics
@@ -32,14 +31,12 @@ class Child(Lane):
         logits_processor (`LogitsProcessorList`): of the parent, see [`child_processors`].
         sampling ([`DraftSampling`]): how it picks its tokens.
         eos_ids (`set[int]`): tokens that end the draft.
-        drafter ([`SuffixDrafter`]): proposes what the child may pick; is told what it picks.
+        drafter ([`Drafter`]): proposes what the child may pick; is told what it picks.
         max_draft_length (`int`, *optional*): most drafted tokens.
         stream ([`Stream`]): is shown the draft.
         metrics ([`SSRMetrics`]): of the parent, which waits while the child picks.
         end (`Callable[[str], None]`): ends the stage, for a reason of [`Stage`].
     """
-
-    drafter: SuffixDrafter
 
     def __init__(
         self,
@@ -49,7 +46,7 @@ class Child(Lane):
         logits_processor: LogitsProcessorList,
         sampling: DraftSampling,
         eos_ids: set[int],
-        drafter: SuffixDrafter,
+        drafter: Drafter,
         max_draft_length: int | None,
         stream: Stream,
         metrics: SSRMetrics,

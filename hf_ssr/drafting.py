@@ -10,6 +10,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from .draft_records import AcceptanceRecord
 from .metrics import Stage
+from .suffix_automaton import SuffixAutomaton
 from .verifying import DraftProbs
 
 
@@ -92,6 +93,7 @@ class Drafter(CandidateGenerator):
     """
 
     layers: Sequence[int] = ()  # of the target, whose hidden states it is shown
+    written: SuffixAutomaton  # the text that was observed, and what it goes on from; a child's becomes a draft
 
     def __init__(self, num_draft_tokens: int, max_length: int, record: AcceptanceRecord | None = None):
         self.record = AcceptanceRecord() if record is None else record
@@ -116,6 +118,21 @@ class Drafter(CandidateGenerator):
     @abstractmethod
     def observe(self, token: int) -> None:
         """The next token of the text."""
+
+    def add(self, name: str, tokens: SuffixAutomaton | Sequence[int]) -> None:
+        """One more source, not a draft; it may still grow. Of equally long matches, an earlier source wins."""
+
+    def add_draft(
+        self,
+        tokens: SuffixAutomaton | Sequence[int],
+        probs: list[DraftProbs | None] | None = None,
+        begin: int | None = 0,
+        stage: Stage | None = None,
+    ) -> None:
+        """
+        A draft of what comes next: followed from its token `begin`, if there is one, and searched before older drafts.
+        `stage` is whose it is, `probs` are what each token was drawn from.
+        """
 
     def show(self, evidence: Evidence, places: Sequence[int]) -> None:
         """
