@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 from conftest import build_once
-from tiny_models import ARCHITECTURES, VOCAB_SIZE, build
+from tiny_models import ARCHITECTURES, RECURRENT, VOCAB_SIZE, build, way_of
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, FalconConfig, FalconForCausalLM
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -466,6 +466,17 @@ def test_a_parent_outruns_its_child():
             moves.append(token)
         target.keep(target.rows)
     assert child.length - parent.length > 100 and parent.length > PROMPT + 100
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT])
+def test_which_way_a_model_goes(architecture, rows):
+    """As the table of `docs/architecture.md` says."""
+    ids, mask = prompts_of(PADDING[:rows])
+    target = target_of(build_once(architecture), ids, mask)
+    way = "masks" if target.takes_trees else "back" if target.takes_uneven_blocks else "forward"
+    assert way == way_of(architecture)
+    assert (type(target._layout) is RowsInSlots) == (way == "masks")
 
 
 def test_what_takes_no_mask_lies_in_rows(model, monkeypatch):
