@@ -103,7 +103,8 @@ def draw_row(sheet: Sheet, y: float, slots: list[str], colour: str, first: int, 
     for place in range(count):
         kind = slots[place] if place < len(slots) else "spare"
         x, shade = x_of(first + place) + 1, SPARE if kind == "spare" else colour
-        sheet.box(x, y, SLOT - 2, 26, shade, edge=LINE if kind == "spare" else colour, alpha=0.3 if kind == "held" else 1)
+        edge, alpha = LINE if kind == "spare" else colour, 0.3 if kind == "held" else 1
+        sheet.box(x, y, SLOT - 2, 26, shade, edge=edge, alpha=alpha)
         if kind == "draft":
             sheet.axes.plot([x + SLOT / 2 - 1], [y + 13], "o", color="white", markersize=5)
 

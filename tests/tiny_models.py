@@ -285,7 +285,7 @@ _WAYS = {
 
 
 def way_of(name: str) -> str:
-    """How the texts of a model lie in its cache: in slots with `masks`, or beside states that go `back` or `forward`."""
+    """How texts lie in the cache of a model: in slots with `masks`, or beside states that go `back`, or `forward`."""
     return _WAYS.get((ARCHITECTURES | RECURRENT)[name][3], "forward")
 
 
@@ -310,7 +310,7 @@ def ways_table() -> str:
         ),
         (
             "one row of slots, without masks",
-            "the same, where attention takes no mask of ours (FlashAttention, ALiBi, ...): one prompt that is not forked",
+            "the same, where attention takes no mask of ours (FlashAttention, ALiBi, ...): one prompt, not forked",
             "makes rows of it",
             "is written again",
             "rows",
