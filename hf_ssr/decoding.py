@@ -73,6 +73,7 @@ def ssr_decoding(
         if config.rule != "exact":
             seeds = row_seeds(input_ids, model_kwargs.get("attention_mask"))
         texts = _texts(target, plan, governor, seeds, stream, logits_processor, stopping_criteria)
+        target.ask_for(layer for text in texts for layer in text.drafter.layers)
         generate_texts(target, texts, governor)
     return collect(target, texts)
 

@@ -122,7 +122,7 @@ class Drafter(CandidateGenerator):
         What the target's forward says of the tokens before those that were observed in this round.
 
         Args:
-            evidence ([`Evidence`]): of all places of the lane.
+            evidence ([`Evidence`]): of all places of the lane. Of the prompt it has no hidden states.
             places (`Sequence[int]`): of these, the kept ones, in the order of the text.
         """
 

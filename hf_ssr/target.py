@@ -1,6 +1,6 @@
 """The target: the model, its cache, and the texts in it. What a forward is given, and what the cache keeps of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,10 @@ class Target:
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree."""
         return self._layout.takes_trees
+
+    def ask_for(self, layers: Iterable[int]) -> None:
+        """Whose hidden states are wanted of the forwards to come, the prompt's not among them."""
+        self._forwards.layers = tuple(sorted(set(layers)))
 
     def prefill(self) -> None:
         """The forward over the prompts."""
