@@ -45,7 +45,7 @@ LEVELS = [
 PURE = ("families", "markers", "think_state", "suffix_automaton", "draft_records", "suffix_search")
 # Private, but our own on an object of theirs, of Python, or of torch.
 ALLOWED = {"_tokenizer", "_exit", "_replace", "_asdict", "_fields"}
-ALLOWED |= {"_schema", "_weight_int8pack_mm", "_python_dispatch"}
+ALLOWED |= {"_schema", "_weight_int8pack_mm", "_python_dispatch", "_compiled_call_impl"}
 NOT_SHIPPED = {"__init__", "__main__", "version"}
 
 
