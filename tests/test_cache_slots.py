@@ -468,6 +468,14 @@ def test_a_parent_outruns_its_child():
     assert child.length - parent.length > 100 and parent.length > PROMPT + 100
 
 
+def test_a_window_longer_than_the_text_takes_no_more_than_full_attention():
+    """Phi-4-mini names a window of 262,144 tokens: a quarter of that is 8 GiB."""
+    layer = SlotLayer(window=262_144)
+    for count in (1000, 1):
+        layer.update(torch.randn(1, 2, count, 4), torch.randn(1, 2, count, 4))
+    assert layer.room <= 1.25 * 1001
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT])
 def test_which_way_a_model_goes(architecture, rows):
