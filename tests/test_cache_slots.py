@@ -604,7 +604,7 @@ def test_a_draft_that_finds_no_memory_goes_with_its_child(architecture, monkeypa
     for token in (4, 8, 9):
         logits = target.forward("thinking", {parent: Draft([token])})
         for place, more in enumerate(([], [token])):
-            assert (logits_alone(model, parent, 3, *more) - logits[parent][0, place]).abs().max() < EXACT
+            assert (logits_alone(model, parent, 3, *more) - logits[parent].logits[0, place]).abs().max() < EXACT
         parent.append(token)
         target.keep([parent])
     assert len(regions) == 2  # nor is it asked for again
