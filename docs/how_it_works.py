@@ -34,12 +34,12 @@ CHILD = ["close"] + ["drafting"] * len(DRAFT)
 class Sheet:
     """A white sheet to draw on: x to the right and y downwards, in units of the picture."""
 
-    def __init__(self):
-        self.figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
+    def __init__(self, height: float = HEIGHT):
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72))
         self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
+        self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
         self.axes.set_axis_off()
-        self.box(1, 1, WIDTH - 2, HEIGHT - 2, "white", edge="#d0d7de", corner=8)  # on dark pages too
+        self.box(1, 1, WIDTH - 2, height - 2, "white", edge="#d0d7de", corner=8)  # on dark pages too
 
     def box(self, x, y, width, height, colour, edge="none", corner=3.0, **style) -> None:
         shape = f"round,pad=0,rounding_size={corner}"
@@ -132,9 +132,14 @@ def draw() -> Figure:
 
 
 def write(file) -> None:
-    """As SVG with letters that are letters."""
-    with rc_context({**STYLE, "svg.hashsalt": FILE.stem}):
-        draw().savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    """The picture, to a file."""
+    save(draw, file, FILE.stem)
+
+
+def save(drawing, file, name: str) -> None:
+    """What `drawing` draws, as SVG with letters that are letters."""
+    with rc_context({**STYLE, "svg.hashsalt": name}):
+        drawing().savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
 
 
 if __name__ == "__main__":

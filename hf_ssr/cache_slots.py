@@ -216,7 +216,7 @@ class SlotLayer(DynamicLayer):
         if not self.spares:
             return slots
         if self.window is not None:
-            return slots + max(SPARE_SLOTS_OF_A_WINDOW, self.window // 4)
+            return slots + max(SPARE_SLOTS_OF_A_WINDOW, min(slots, self.window) // 4)
         return slots + max(FIRST_SPARE_SLOTS, slots // 4)
 
     def bases_for(self, begins: Sequence[int], bases: Sequence[int] | None = None) -> list[int]:

@@ -89,7 +89,7 @@ class SSRConfig(GenerationConfig):
             Seed of the child's own generator, if it samples. Changes no output of the exact and the coupled rule,
             and of no rule the distribution.
         speculate_thinking (`bool`, *optional*, default `True`):
-            Draft in the thought too, where it repeats the prompt, a draft or itself. One prompt only, not a batch.
+            Draft in the thought too, where it repeats the prompt, a draft or itself.
         max_overhead (`float` or `"off"`, *optional*, default 0.05):
             What drafting may cost in vain, as a share of a plain run; held under `"auto"` budgets and without
             `prediction_ids`. Costs are measured while running, and drafts are as long as pays by them. `"off"`: draft

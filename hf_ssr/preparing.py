@@ -97,8 +97,8 @@ def prepare(
     if markers is not None and config.draft_interval and config.draft_interval <= len(markers.forced_close):
         warnings.warn(
             f"`draft_interval`={config.draft_interval} ends each child before it drafts a token, where it goes token "
-            f"by token (in a batch, beside a recurrent state): its forced close takes {len(markers.forced_close)}. Set "
-            "a larger one.",
+            "by token (a static cache, a recurrent state that only goes forward): its forced close takes "
+            f"{len(markers.forced_close)}. Set a larger one.",
             stacklevel=2,
         )
     if reason is not None:

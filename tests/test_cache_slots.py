@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 from conftest import build_once
-from tiny_models import ARCHITECTURES, VOCAB_SIZE, build
+from tiny_models import ARCHITECTURES, RECURRENT, VOCAB_SIZE, build, way_of
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, FalconConfig, FalconForCausalLM
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -468,6 +468,25 @@ def test_a_parent_outruns_its_child():
     assert child.length - parent.length > 100 and parent.length > PROMPT + 100
 
 
+def test_a_window_longer_than_the_text_takes_no_more_than_full_attention():
+    """Phi-4-mini names a window of 262,144 tokens: a quarter of that is 8 GiB."""
+    layer = SlotLayer(window=262_144)
+    for count in (1000, 1):
+        layer.update(torch.randn(1, 2, count, 4), torch.randn(1, 2, count, 4))
+    assert layer.room <= 1.25 * 1001
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *RECURRENT])
+def test_which_way_a_model_goes(architecture, rows):
+    """As the table of `docs/architecture.md` says."""
+    ids, mask = prompts_of(PADDING[:rows])
+    target = target_of(build_once(architecture), ids, mask)
+    way = "masks" if target.takes_trees else "back" if target.takes_uneven_blocks else "forward"
+    assert way == way_of(architecture)
+    assert (type(target._layout) is RowsInSlots) == (way == "masks")
+
+
 def test_what_takes_no_mask_lies_in_rows(model, monkeypatch):
     monkeypatch.setattr(RowsInSlots, "takes_masks", False)
     ids, mask = prompts_of()
@@ -652,11 +671,6 @@ def test_rows_that_part_and_meet_again(architecture):
                     alone = logits_alone(model, row, padding)
                     error = (alone - evidence[row].logits[0, 0]).abs().max()
                     assert error < EXACT, (lead, count, first.length, second.length)
-                        lead,
-                        count,
-                        first.length,
-                        second.length,
-                    )
                     for token in (*drafts[row].ids, 9)[: max(0, due[row])]:
                         row.append(token)
                 target.keep(target.rows)

@@ -9,11 +9,13 @@ import re
 import runpy
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from conftest import build_once
-from tiny_models import compatibility_table
+from test_layout import LEVELS, PURE
+from tiny_models import compatibility_table, ways_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_ssr
@@ -26,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 TRIED_HERE = ("README.md", "docs/using.md")  # one after the other: later blocks use what earlier ones have made
 TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]}
-sys.path.insert(0, str(ROOT / "docs" / "measured"))
+sys.path[:0] = [str(ROOT / "docs" / "measured"), str(ROOT / "docs")]
 
 import measure  # noqa: E402
 
@@ -82,18 +84,24 @@ def test_python_blocks_of_the_package(tokenizer, tmp_path):
     exec(example.replace("2048", "40"), names)
 
 
-def test_picture_is_what_the_code_draws():
+@pytest.mark.parametrize("name", ["how_it_works", "architecture"])
+def test_picture_is_what_the_code_draws(name):
     """By its words: lines and letters are placed a little differently by each matplotlib."""
-    code = runpy.run_path(str(ROOT / "docs" / "how_it_works.py"))
+    code = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))
     file = io.StringIO()
     code["write"](file)
     drawn, kept = (
         re.findall(r"<text[^>]*>([^<]+)</text>", text)
-        for text in (file.getvalue(), (ROOT / "docs" / "how_it_works.svg").read_text())
+        for text in (file.getvalue(), (ROOT / "docs" / f"{name}.svg").read_text())
     )
-    assert drawn == kept and len(kept) > 20
-    assert f"{len(code['PLAIN'])} forwards" in kept and f"{len(code['PARENT'])} forwards" in kept
-    assert "](docs/how_it_works.svg)" in README and "](how_it_works.svg)" in TEXTS["docs/how_it_works.md"]
+    assert drawn == kept and len(kept) >= 20
+    assert f"]({name}.svg)" in TEXTS[f"docs/{name}.md"]
+    if name == "how_it_works":
+        assert f"{len(code['PLAIN'])} forwards" in kept and f"{len(code['PARENT'])} forwards" in kept
+        assert f"](docs/{name}.svg)" in README
+    else:
+        files = [word for text in kept for word in text.split(", ") if word.endswith(".py")]
+        assert files and all(list((ROOT / "hf_ssr").glob(file)) for file in files)
 
 
 def test_ci_runs_the_shell_blocks():
@@ -106,7 +114,21 @@ def test_ci_runs_the_shell_blocks():
 def test_every_file_is_in_the_map():
     files = {path.name for path in (ROOT / "hf_ssr").glob("*.py")} - {"__init__.py", "version.py"}
     files |= {f"{path.parent.name}/" for path in (ROOT / "hf_ssr").glob("*/__init__.py")}
-    assert all(f"`{name}`" in TEXTS["docs/how_it_works.md"] for name in files)
+    assert all(f"`{name}`" in TEXTS["docs/architecture.md"] for name in files)
+
+
+def layers() -> str:
+    """Which file may import from which, from the table that the test of the layout reads."""
+    levels = [", ".join(names) for names in LEVELS[1:]]
+    return textwrap.fill(" > ".join([*levels, "the rest", ", ".join(PURE)]), 110, break_on_hyphens=False)
+
+
+def test_layers_are_those_that_hold():
+    assert f"<!-- layers -->\n```\n{layers()}\n```\n" in TEXTS["docs/architecture.md"]
+
+
+def test_ways_are_those_that_are_tested():
+    assert f"<!-- ways -->\n{ways_table()}\n\n" in TEXTS["docs/architecture.md"]
 
 
 def test_compatibility_is_what_is_tested():

@@ -273,6 +273,87 @@ def build(name: str, dtype: torch.dtype = torch.float64, **settings):
     return model.eval().to(dtype)
 
 
+# What the cache keeps: how its texts lie in it, see [`ways_table`].
+_WAYS = {
+    "full": "masks",
+    "sliding": "masks",
+    "sliding, full": "masks",
+    "sliding, full, shared": "masks",
+    "convolution, full": "back",
+    "delta rule, full": "back",
+}
+
+
+def way_of(name: str) -> str:
+    """How texts lie in the cache of a model: in slots with `masks`, or beside states that go `back`, or `forward`."""
+    return _WAYS.get((ARCHITECTURES | RECURRENT)[name][3], "forward")
+
+
+def ways_table() -> str:
+    """The table of `docs/architecture.md`: which models go which way, from the lists above."""
+    tested: dict[str, list[str]] = {}
+    for name, (_, model_class, _, _) in (ARCHITECTURES | RECURRENT).items():
+        names = tested.setdefault(way_of(name), [])
+        if (shown := model_class.removesuffix("ForCausalLM")) not in names:
+            names.append(shown)
+    plain = ", ".join(model_class.removesuffix("ForCausalLM") for _, model_class, _, _ in UNSUPPORTED.values())
+    alone = "a row; while it lives, both go token by token"
+    rows = [
+        ("way", "where", "a child is", "what is rejected", "a batch", "tested in depth"),
+        (
+            "slots with masks",
+            "all layers are attention, `sdpa` or `eager`; the model passes the trial of masks",
+            "a branch in its parent's row",
+            "is written again",
+            "SSR",
+            ", ".join(tested["masks"]),
+        ),
+        (
+            "one row of slots, without masks",
+            "the same, where attention takes no mask of ours (FlashAttention, ALiBi, ...): one prompt, not forked",
+            "makes rows of it",
+            "is written again",
+            "rows",
+            "Qwen3 (its masks taken away)",
+        ),
+        (
+            "rows that end at the same place",
+            "the same with a child, or in a batch",
+            "a row",
+            "is cropped",
+            "SSR",
+            "Qwen3 (its masks taken away)",
+        ),
+        (
+            "the same, token by token",
+            "models that are told no positions (Bloom), or scale attention by the place (Llama 4); `StaticCache`",
+            alone,
+            "is cropped",
+            "plain",
+            "Llama, Qwen3 (static caches)",
+        ),
+        (
+            "rows beside states, with the rule",
+            "convolutions; the gated delta rule, if it is not compiled",
+            "a row",
+            "the rule is applied again, to what is kept; inputs of convolutions are cut",
+            "SSR",
+            ", ".join(tested["back"]),
+        ),
+        (
+            "rows beside states, with replay",
+            "other recurrent layers (Mamba, ...)",
+            alone,
+            "a copy from before is put back; what is kept is fed again",
+            "plain",
+            ", ".join(tested["forward"]),
+        ),
+        ("plain", "the self-check fails, or nothing here can go back", "", "", "plain", plain),
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
 def compatibility_table() -> str:
     """The README's table of architectures, from the lists above."""
     ways = {
