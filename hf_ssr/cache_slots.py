@@ -20,14 +20,14 @@ class StepSlots:
         begin, end (`int`): attention is given the slots from `begin` on, before `end`.
     """
 
-    index: torch.LongTensor
+    index: torch.Tensor
     begin: int
     end: int
 
     def __post_init__(self):
-        self._on: dict[torch.device, torch.LongTensor] = {}
+        self._on: dict[torch.device, torch.Tensor] = {}
 
-    def index_on(self, device: torch.device) -> torch.LongTensor:
+    def index_on(self, device: torch.device) -> torch.Tensor:
         """Of shape `(rows, 1, places, 1)`, on the device of a layer."""
         if device not in self._on:
             self._on[device] = self.index[:, None, :, None].to(device)
@@ -59,7 +59,8 @@ class SlotLayer(DynamicLayer):
         self.bases, self.child_bases = [0], [0]  # of each row: index of what lies in the first slot of each
         self.end = 0  # tokens of the texts, where all rows go on at the same index
         self.step: StepSlots | None = None
-        self._keys = self._values = None
+        self._keys: torch.Tensor | None = None
+        self._values: torch.Tensor | None = None
         super().__init__()
         self.is_sliding = window is not None
 
@@ -68,6 +69,7 @@ class SlotLayer(DynamicLayer):
         """With what a layer of transformers holds. Nothing is copied before there is more to hold."""
         layer = cls(getattr(held, "sliding_window", None), spares)
         if held.is_initialized:
+            assert held.keys is not None and held.values is not None
             layer.device, layer.is_initialized = held.keys.device, True
             layer.hold(held.keys, held.values, held.get_seq_length())
         return layer
@@ -76,7 +78,7 @@ class SlotLayer(DynamicLayer):
         """The layer of transformers, as if it had held all this itself. Nothing is copied."""
         plain = DynamicLayer() if self.window is None else DynamicSlidingWindowLayer(self.window)
         if self.is_initialized:
-            plain.lazy_initialization(self._keys, self._values)
+            plain.lazy_initialization(*self._arrays)
             plain.keys, plain.values = self.keys, self.values
             if self.window is not None:
                 plain.cumulative_length = self.end
@@ -84,10 +86,19 @@ class SlotLayer(DynamicLayer):
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> None:
         """Instead of what it held: the last keys and values of texts with `end` tokens."""
-        self._keys, self._values, self.end = keys, values, end
-        self.region = 0
-        self.bases = [end - keys.shape[-2]] * len(keys)
-        self.child_bases = [0] * len(keys)
+        self._keys, self._values = keys, values
+        self._hold_last(keys, end)
+
+    def _hold_last(self, states: torch.Tensor, end: int) -> None:
+        self.region, self.end = 0, end
+        self.bases = [end - states.shape[-2]] * len(states)
+        self.child_bases = [0] * len(states)
+
+    @property
+    def _arrays(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in their slots, once there are any."""
+        assert self._keys is not None and self._values is not None, "the layer holds nothing yet"
+        return self._keys, self._values
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -111,14 +122,13 @@ class SlotLayer(DynamicLayer):
 
     def _replaced(self, states: torch.Tensor | None) -> None:
         if states is not None:
-            self.end = states.shape[-2] if self.window is None else self.end
-            self.hold(self._keys, self._values, self.end)
-            self.bases = [self.end - states.shape[-2]] * len(states)
+            self._hold_last(states, states.shape[-2] if self.window is None else self.end)
 
     def all_held(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all tokens that are not dropped yet, some may be past the window; views."""
         slots = slice(self.region, self._slot(self.end))
-        return self._keys[:, :, slots], self._values[:, :, slots]
+        keys, values = self._arrays
+        return keys[:, :, slots], values[:, :, slots]
 
     def _held(self, states: torch.Tensor | None) -> torch.Tensor | None:
         if states is None:
@@ -150,23 +160,25 @@ class SlotLayer(DynamicLayer):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        keys, values = self._arrays
         step = self.step
         if step is not None:
             index = step.index_on(key_states.device)
-            for slots, new in ((self._keys, key_states), (self._values, value_states)):
+            for slots, new in ((keys, key_states), (values, value_states)):
                 slots.scatter_(2, index.expand(-1, new.shape[1], -1, new.shape[-1]), new)
-            return self._keys[:, :, step.begin : step.end], self._values[:, :, step.begin : step.end]
+            return keys[:, :, step.begin : step.end], values[:, :, step.begin : step.end]
         begin, count = self.end, key_states.shape[-2]
-        if self._slot(begin + count) > self._keys.shape[-2]:
+        if self._slot(begin + count) > keys.shape[-2]:
             rows = len(self.bases)
             bases = self.bases_for([begin] * rows)
             self.arrange(self.region, bases, self.child_bases, self.roomy(begin + count - bases[0]))
+            keys, values = self._arrays
         slot = self._slot(begin)
-        self._keys[:, :, slot : slot + count] = key_states
-        self._values[:, :, slot : slot + count] = value_states
+        keys[:, :, slot : slot + count] = key_states
+        values[:, :, slot : slot + count] = value_states
         self.end = begin + count
         first = self._slot(self._first_seen(begin))
-        return self._keys[:, :, first : slot + count], self._values[:, :, first : slot + count]
+        return keys[:, :, first : slot + count], values[:, :, first : slot + count]
 
     def get_seq_length(self) -> int:
         """Tokens of the texts, where all rows go on at the same index."""
@@ -185,20 +197,19 @@ class SlotLayer(DynamicLayer):
         """The last tokens are forgotten, as many as the last step had at most: their slots are written again."""
         self.end -= abs(tokens_to_remove) if self.is_initialized else 0
 
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Selects rows."""
         if not self.is_initialized:
             return
-        index = beam_idx.to(self._keys.device)
-        keys, values = self._keys.index_select(0, index), self._values.index_select(0, index)
-        rows = beam_idx.tolist()
-        self._keys, self._values = keys, values
+        keys, values = self._arrays
+        index, rows = beam_idx.to(keys.device), beam_idx.tolist()
+        self._keys, self._values = keys.index_select(0, index), values.index_select(0, index)
         self.bases, self.child_bases = ([bases[row] for row in rows] for bases in (self.bases, self.child_bases))
 
     @property
     def room(self) -> int:
         """Slots behind the child's region."""
-        return self._keys.shape[-2] - self.region
+        return self._arrays[0].shape[-2] - self.region
 
     def roomy(self, slots: int) -> int:
         """So many slots, and some to spare."""
@@ -229,7 +240,8 @@ class SlotLayer(DynamicLayer):
         """
         if region < self.region:  # a fork that found no memory in another layer
             cut = self.region - region
-            self._keys, self._values, self.region = self._keys[:, :, cut:], self._values[:, :, cut:], region
+            keys, values = self._arrays
+            self._keys, self._values, self.region = keys[:, :, cut:], values[:, :, cut:], region
         bases, child_bases = list(bases), list(child_bases)
         is_there = (region, bases, child_bases) == (self.region, self.bases, self.child_bases)
         if is_there and self.room >= room:
@@ -237,8 +249,7 @@ class SlotLayer(DynamicLayer):
         size = region + max(room, self.room)
         shifts = [new - old for new, old in zip(bases, self.bases, strict=True)]
         child_shifts = [new - old for new, old in zip(child_bases, self.child_bases, strict=True)]
-        keys = self._moved(self._keys, size, region, shifts, child_shifts)
-        values = self._moved(self._values, size, region, shifts, child_shifts)
+        keys, values = (self._moved(old, size, region, shifts, child_shifts) for old in self._arrays)
         self._keys, self._values, self.region = keys, values, region
         self.bases, self.child_bases = bases, child_bases
 
@@ -253,12 +264,12 @@ class SlotLayer(DynamicLayer):
 
     def copy_slots(self, row: int, source: int, target: int, count: int) -> None:
         """Of a row: `count` slots from `source` on are written to those from `target` on."""
-        for slots in (self._keys, self._values):
+        for slots in self._arrays:
             slots[row, :, target : target + count] = slots[row, :, source : source + count].clone()
 
     def gather_slots(self, row: int, sources: Sequence[int], target: int) -> None:
         """Of a row: the slots `sources` are written to those from `target` on."""
-        for slots in (self._keys, self._values):
+        for slots in self._arrays:
             index = torch.tensor(sources, device=slots.device)
             slots[row, :, target : target + len(sources)] = slots[row].index_select(1, index)
 
@@ -266,7 +277,7 @@ class SlotLayer(DynamicLayer):
 def into_slots(cache: Cache, spares: bool = True) -> None:
     """Every attention layer of the cache becomes a [`SlotLayer`], one after the other; the cache stays the object."""
     for place, layer in enumerate(cache.layers):
-        if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+        if isinstance(layer, DynamicLayer) and type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
             cache.layers[place] = SlotLayer.of(layer, spares)
 
 

@@ -123,16 +123,17 @@ class States:
                 raise RuntimeError("The rows of this cache can only go back together: its states go forward only.")
             kept = [0] * len(kept)
         if not any(kept):
-            self._restore(step)
+            self._restore(step.before)
             return kept
         rows = _Rows(kept, places)
         for layer, (conv_states, recurrent_states) in zip(self._layers, step.before, strict=True):
             for index, before in conv_states.items():
-                if before is not None:
-                    layer.conv_states[index] = rows.cut(before, layer.conv_states[index])
+                seen = layer.conv_states[index]
+                if before is not None and seen is not None:
+                    layer.conv_states[index] = rows.cut(before, seen)
             for index, before in recurrent_states.items():
                 state = layer.recurrent_states[index]
-                if before is not None and not rows.keep_all:
+                if before is not None and state is not None and not rows.keep_all:
                     after = rows.chosen(before, state) if is_whole else rows.applied(before, step.given[id(state)])
                     state.copy_(after)  # in place, as the layer does it
         return kept
@@ -141,7 +142,8 @@ class States:
         """Keeps, repeats or drops rows: the old row of each new one."""
         assert self._step is None or self._step.before is None, "the forward before has not been settled"
         for layer in self._layers:
-            LinearAttentionLayer.reorder_cache(layer, torch.tensor(rows))
+            index: Any = torch.tensor(rows)  # which transformers has as a LongTensor
+            LinearAttentionLayer.reorder_cache(layer, index)
 
     def abandon(self) -> bool:
         """
@@ -154,13 +156,14 @@ class States:
             return True
         step, self._step = self._step, None
         self._is_under_way = False
+        assert step is not None, "a forward under way was settled"
         if step.before is None:
             return False
-        self._restore(step)
+        self._restore(step.before)
         return True
 
-    def _restore(self, step: "_Step") -> None:
-        for layer, (conv_states, recurrent_states) in zip(self._layers, step.before, strict=True):
+    def _restore(self, before: list[tuple[dict, dict]]) -> None:
+        for layer, (conv_states, recurrent_states) in zip(self._layers, before, strict=True):
             layer.conv_states, layer.recurrent_states = conv_states, recurrent_states
 
 
@@ -171,10 +174,11 @@ def is_recurrent(layer) -> bool:
 
 def _copy_of_state(layer: LinearAttentionLayer) -> tuple[dict, dict]:
     """Copies: the layer overwrites its states in place."""
-    return tuple(
+    conv_states, recurrent_states = (
         {index: None if state is None else state.clone() for index, state in states.items()}
         for states in (layer.conv_states, layer.recurrent_states)
     )
+    return conv_states, recurrent_states
 
 
 class _Rows:
@@ -302,5 +306,5 @@ def _watched(chunked: Callable, names: dict[str, Any], per_token: str) -> Callab
         step = None if torch.compiler.is_compiling() else _current.get()
         return chunked(*args, **kwargs) if step is None else step.apply(chunked, names[per_token], *args, **kwargs)
 
-    rule.watches = True
+    rule.watches = True  # type: ignore[attr-defined]  # a mark, which functions do not declare
     return rule

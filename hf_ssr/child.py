@@ -57,9 +57,8 @@ class Child(Lane):
         self.draft_budget = draft_budget
         self.tokens: list[int] = []  # the draft, without the close
         self.probs: list[DraftProbs | None] = []  # what each was drawn from, if `sampling` keeps it
-        self.ended_by = ""
         self._forced = list(forced_close)
-        self._processors = logits_processor
+        self._processors: Callable[..., torch.Tensor] = logits_processor
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._max_draft_length = max_draft_length
@@ -78,7 +77,7 @@ class Child(Lane):
         """Of the metrics."""
         return "drafting"
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """The close, then what the child picks."""
         return exact(draft, lambda place: self._next(logits[:, place]))
 
@@ -89,7 +88,7 @@ class Child(Lane):
             self.ended_by = "max_length"
         return not self.ended_by
 
-    def _next(self, logits: torch.FloatTensor) -> int:
+    def _next(self, logits: torch.Tensor) -> int:
         """The next token of the close, or one that the child picks."""
         if self._forced:
             return self._forced.pop(0)

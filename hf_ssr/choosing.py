@@ -40,14 +40,14 @@ class Chooser:
         self.row, self.config, self.thinking, self.clock, self.seed = row, generation_config, thinking, clock, seed
         self.logits_processor = logits_processor
         place = place_of_budget(logits_processor)
-        self._before_budget = LogitsProcessorList(logits_processor[:place])
-        self._behind_budget = LogitsProcessorList(logits_processor[place:])
+        self._before_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[:place])
+        self._behind_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[place:])
         self.processors_keep_no_state = all(type(each) in ROW_WISE_PROCESSORS for each in logits_processor)
         keep = generation_config.return_dict_in_generate
         self.scores: tuple | None = () if keep and generation_config.output_scores else None
         self.logits: tuple | None = () if keep and generation_config.output_logits else None
 
-    def picks(self, logits: torch.FloatTensor) -> Callable[[int], int]:
+    def picks(self, logits: torch.Tensor) -> Callable[[int], int]:
         """
         The target's token at each place. It must be taken before that of another place is asked for.
 
@@ -61,7 +61,7 @@ class Chooser:
         return lambda place: self.choose(logits[:, place])
 
     @RoundClock.as_plain
-    def choose(self, logits: torch.FloatTensor) -> int:
+    def choose(self, logits: torch.Tensor) -> int:
         """
         The target's next token, as plain `generate` picks it; under the coupled rule, with noise of its own.
 
@@ -76,7 +76,7 @@ class Chooser:
             return gumbel_choice(scores, self.seed, self._position)
         return int(torch.multinomial(scores.softmax(dim=-1), num_samples=1))
 
-    def processed(self, logits: torch.FloatTensor) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+    def processed(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Scores of the next token after the processors, and the logits as these leave them (some work in place); both of
         shape `(1, vocab_size)`.
@@ -86,9 +86,7 @@ class Chooser:
         """
         return self._processed(self.row.ids, logits, self.thinking.forced)
 
-    def processed_ahead(
-        self, logits: torch.FloatTensor, draft: Sequence[int]
-    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+    def processed_ahead(self, logits: torch.Tensor, draft: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """
         The same at consecutive places, each behind the draft tokens before it; of shape `(places, vocab_size)`.
 
@@ -100,19 +98,19 @@ class Chooser:
         rows = []
         for place, forced in zip(range(logits.shape[1]), self.thinking.forced_along(draft), strict=False):
             rows.append(self._processed(ids[:, : self.row.length + place], logits[:, place], forced))
-        scores, logits = zip(*rows, strict=True)
-        return torch.cat(scores), torch.cat(logits)
+        scores, raw = zip(*rows, strict=True)
+        return torch.cat(scores), torch.cat(raw)
 
     def _processed(
-        self, ids: torch.LongTensor, logits: torch.FloatTensor, forced: int | None
-    ) -> tuple[torch.FloatTensor, torch.FloatTensor]:
+        self, ids: torch.Tensor, logits: torch.Tensor, forced: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         scores = self._before_budget(ids, logits)
         if forced is not None:
             scores = force_token(scores, forced)
         return self._behind_budget(ids, scores), logits
 
-    def keep_scores(self, scores: torch.FloatTensor, logits: torch.FloatTensor) -> None:
+    def keep_scores(self, scores: torch.Tensor, logits: torch.Tensor) -> None:
         """For the output, where it was asked for: those of each emitted token, as they were processed."""
         if self.scores is not None:
             self.scores += (scores,)
@@ -145,7 +143,7 @@ class DraftSampling:
     keeps_probs: bool = False
     kept_bytes: int = 0
 
-    def pick(self, scores: torch.FloatTensor, index: int) -> tuple[int, DraftProbs | None]:
+    def pick(self, scores: torch.Tensor, index: int) -> tuple[int, DraftProbs | None]:
         """
         The token number `index` of the draft, and what it was drawn from.
 

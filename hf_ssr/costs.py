@@ -85,7 +85,7 @@ class StepCosts:
         """Seconds of a plain step of one text."""
         return median(self._plain[texts]) / self(texts, 1)
 
-    def guess(self, rows: int, tokens: int) -> float:
+    def guess(self, rows: int, tokens: float) -> float:
         """The cost as long as nothing is measured."""
         more = rows * tokens - 1
         return 1 + self._first * (more > 0) + self._each * more

@@ -32,7 +32,7 @@ from .target import Target
 
 def ssr_decoding(
     model,
-    input_ids: torch.LongTensor,
+    input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
@@ -40,7 +40,7 @@ def ssr_decoding(
     streamer=None,
     tokenizer=None,
     **model_kwargs,
-) -> SSROutput | torch.LongTensor:
+) -> SSROutput | torch.Tensor:
     """
     The decoding method of the `ssr` generation mode: what plain `generate` returns, sooner.
 

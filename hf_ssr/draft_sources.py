@@ -1,5 +1,7 @@
 """All that the lanes of one text may draft from, and the drafter of each part of it."""
 
+from collections.abc import Callable
+
 from .draft_records import AcceptanceRecord
 from .drafter_suffix import SuffixDrafter
 from .drafting import Drafter
@@ -7,7 +9,7 @@ from .metrics import Stage
 from .suffix_automaton import SuffixAutomaton
 
 # What drafts, by name. Each is made with the settings of a call, and is the drafter of one part of a text.
-DRAFTERS = {"suffix": SuffixDrafter.from_config}
+DRAFTERS: dict[str, Callable[..., Drafter]] = {"suffix": SuffixDrafter.from_config}
 
 
 class DraftSources:
@@ -33,7 +35,7 @@ class DraftSources:
         self._forget_probs()
         self.drafts.append((tokens, probs, stage))
 
-    def first_drafter(self, is_open: bool) -> SuffixDrafter:
+    def first_drafter(self, is_open: bool) -> Drafter:
         """For a thought that is open already, else for what comes before one."""
         own = "thought" if is_open else "answer"
         drafter = self._drafter(own, self.written[own])
@@ -41,7 +43,7 @@ class DraftSources:
         drafter.add_draft(SuffixAutomaton(self.prediction), begin=None if is_open else 0)
         return drafter
 
-    def drafter_of_thought(self) -> SuffixDrafter:
+    def drafter_of_thought(self) -> Drafter:
         """A thought opens: it repeats itself and those before it, the prompt, the answer so far, and drafts of it."""
         drafter = self._drafter("thought", self.written["thought"])
         drafter.add("prompt", self._prompt)
@@ -52,7 +54,7 @@ class DraftSources:
         drafter.add_draft(SuffixAutomaton(self.prediction), begin=None)
         return drafter
 
-    def drafter_of_answer(self) -> SuffixDrafter:
+    def drafter_of_answer(self) -> Drafter:
         """A thought is over: of equally long matches, a later draft wins, then the thoughts."""
         drafter = self._drafter("answer", self.written["answer"])
         drafter.add("thought", self.written["thought"])
@@ -65,7 +67,7 @@ class DraftSources:
             drafter.add_draft(SuffixAutomaton(prediction if has_lead else [*lead, *prediction]))
         return drafter
 
-    def drafter_of_child(self) -> SuffixDrafter:
+    def drafter_of_child(self) -> Drafter:
         """A child's draft begins as the last one did. It is written from the lead on."""
         drafter = self._drafter("answer")
         drafter.add("thought", self.written["thought"])

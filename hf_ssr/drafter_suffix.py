@@ -46,20 +46,17 @@ class SuffixDrafter(Drafter):
     ):
         super().__init__(num_draft_tokens, max_length, record)
         self._search = SuffixSearch(sources, min_match_length, num_draft_tokens, lead, own, self.record, written)
+        self.written = self._search.written
 
     @classmethod
     def from_config(cls, config, lead=(), own="answer", record=None, written=None) -> "SuffixDrafter":
         """A drafter with the settings of an [`SSRConfig`] that `generate` has prepared."""
         names = ("sources", "min_match_length", "num_draft_tokens")
-        return cls(*(config.setting(name) for name in names), config.max_length, lead, own, record, written)
-
-    @property
-    def written(self) -> SuffixAutomaton:
-        """The text that was observed, and what it goes on from."""
-        return self._search.written
+        used, min_match_length, num_draft_tokens = (config.setting(name) for name in names)
+        return cls(used, min_match_length, num_draft_tokens, config.max_length, lead, own, record, written)
 
     def add(self, name: str, tokens: SuffixAutomaton | Sequence[int]) -> None:
-        """One more source, not a draft; it may still grow. Of equally long matches, an earlier source wins."""
+        """One more source, not a draft."""
         self._search.add(name, tokens)
 
     def add_draft(
@@ -70,9 +67,8 @@ class SuffixDrafter(Drafter):
         stage: Stage | None = None,
     ) -> None:
         """
-        A draft of what comes next: followed from its token `begin`, if there is one, and searched before older drafts.
-        `stage` is whose it is, `probs` are what each token was drawn from; they are proposed with it until the first
-        token that differs: what a decision has looked at counts as not drawn.
+        A draft of what comes next. `probs` are proposed with it until the first token that differs: what a decision has
+        looked at counts as not drawn.
         """
         self._search.add_draft(tokens, begin, _Drawn(probs, stage))
 

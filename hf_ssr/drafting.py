@@ -10,6 +10,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from .draft_records import AcceptanceRecord
 from .metrics import Stage
+from .suffix_automaton import SuffixAutomaton
 from .verifying import DraftProbs
 
 
@@ -68,8 +69,8 @@ class Evidence(NamedTuple):
             `(1, draft_length + 1, hidden_size)`.
     """
 
-    logits: torch.FloatTensor
-    hidden: Mapping[int, torch.FloatTensor] = {}
+    logits: torch.Tensor
+    hidden: Mapping[int, torch.Tensor] = {}
 
     def of(self, row: int, begin: int, end: int) -> "Evidence":
         """Of some places of one row."""
@@ -92,6 +93,7 @@ class Drafter(CandidateGenerator):
     """
 
     layers: Sequence[int] = ()  # of the target, whose hidden states it is shown
+    written: SuffixAutomaton  # the text that was observed, and what it goes on from; a child's becomes a draft
 
     def __init__(self, num_draft_tokens: int, max_length: int, record: AcceptanceRecord | None = None):
         self.record = AcceptanceRecord() if record is None else record
@@ -117,6 +119,21 @@ class Drafter(CandidateGenerator):
     def observe(self, token: int) -> None:
         """The next token of the text."""
 
+    def add(self, name: str, tokens: SuffixAutomaton | Sequence[int]) -> None:
+        """One more source, not a draft; it may still grow. Of equally long matches, an earlier source wins."""
+
+    def add_draft(
+        self,
+        tokens: SuffixAutomaton | Sequence[int],
+        probs: list[DraftProbs | None] | None = None,
+        begin: int | None = 0,
+        stage: Stage | None = None,
+    ) -> None:
+        """
+        A draft of what comes next: followed from its token `begin`, if there is one, and searched before older drafts.
+        `stage` is whose it is, `probs` are what each token was drawn from.
+        """
+
     def show(self, evidence: Evidence, places: Sequence[int]) -> None:
         """
         What the target's forward says of the tokens before those that were observed in this round.
@@ -126,7 +143,9 @@ class Drafter(CandidateGenerator):
             places (`Sequence[int]`): of these, the kept ones, in the order of the text.
         """
 
-    def get_candidates(self, input_ids: torch.LongTensor, **kwargs) -> tuple[torch.LongTensor, None]:
+    def get_candidates(  # type: ignore[override]  # transformers' own return `None` too
+        self, input_ids: torch.Tensor, **kwargs
+    ) -> tuple[torch.Tensor, None]:
         """
         The text with a draft behind it.
 

@@ -57,7 +57,7 @@ def exact(draft: Draft, picks: Callable[[int], int]) -> Decisions:
         yield token, node
 
 
-def by_tokens(chooser: Chooser, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+def by_tokens(chooser: Chooser, draft: Draft, logits: torch.Tensor) -> Decisions:
     """
     The token rule, along a chain. The processors see a token only when those before it are kept.
 
@@ -80,12 +80,12 @@ def by_tokens(chooser: Chooser, draft: Draft, logits: torch.FloatTensor) -> Deci
         yield chooser.choose(logits[:, -1]), None
 
 
-def by_blocks(chooser: Chooser, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+def by_blocks(chooser: Chooser, draft: Draft, logits: torch.Tensor) -> Decisions:
     """The block rule, along a chain: it looks at the target's distribution behind every draft token. As `by_tokens`."""
-    tokens, qs = _drawn(draft)
+    tokens, drawn = _drawn(draft)
     scores, raw = chooser.processed_ahead(logits, tokens)
     probs = scores.softmax(dim=-1).double()
-    qs = [DraftProbs.one_hot(token, probs) if q is None else q for token, q in zip(tokens, qs, strict=True)]
+    qs = [DraftProbs.one_hot(token, probs) if q is None else q for token, q in zip(tokens, drawn, strict=True)]
     passing, weight = block_acceptance(probs, tokens, qs)
     passed = torch.rand(len(tokens), dtype=probs.dtype, device=probs.device) < passing[1:]
     kept = int(passed.nonzero()[-1]) + 1 if passed.any() else 0
@@ -103,5 +103,5 @@ def _drawn(draft: Draft) -> tuple[list[int], list[DraftProbs | None]]:
     return draft.ids if draft.then is None else [*draft.ids, draft.then], draft.probs
 
 
-def _draw(probs: torch.FloatTensor) -> int:
+def _draw(probs: torch.Tensor) -> int:
     return int(torch.multinomial(probs, num_samples=1))

@@ -70,7 +70,8 @@ def select_rows(cache: Cache, model_kwargs: dict[str, Any], rows: list[int], cou
     Returns:
         `dict`: `model_kwargs` for the new rows.
     """
-    cache.reorder_cache(torch.tensor(rows, device="cpu"))
+    index: Any = torch.tensor(rows, device="cpu")  # which transformers has as a LongTensor
+    cache.reorder_cache(index)
     return _select_kwargs(model_kwargs, rows, count)
 
 
@@ -151,7 +152,7 @@ class Rollback:
 
     def __init__(self, model, cache: Cache, length: int):
         self.states = States(model, cache)
-        self._layers = [layer for layer in cache.layers if type(layer) not in _WITHOUT_KEYS]
+        self._layers: list[Any] = [layer for layer in cache.layers if type(layer) not in _WITHOUT_KEYS]
         self._ahead = [int(layer.get_seq_length()) - length for layer in self._layers]
         self._is_under_way = False
 

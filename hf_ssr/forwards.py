@@ -31,7 +31,7 @@ class Forwards:
     def run(
         self,
         phase: str,
-        block: torch.LongTensor,
+        block: torch.Tensor,
         model_kwargs: dict[str, Any],
         keep: int,
         prepare: Callable[[], torch.Tensor | dict[str, torch.Tensor] | None] | None = None,
@@ -53,12 +53,13 @@ class Forwards:
             inputs["logits_to_keep"] = keep
         if self.layers:
             inputs["output_hidden_states"] = True
-        with self.metrics.timed_forward(phase, *block.shape, block.device) as timer:
+        rows, width = block.shape
+        with self.metrics.timed_forward(phase, rows, width, block.device) as timer:
             mask = None if prepare is None else prepare()
             if mask is not None:
                 inputs["attention_mask"] = mask
             outputs = self.model(**inputs, return_dict=True)
-        self.last_shape, self.last_seconds = tuple(block.shape), timer.seconds
+        self.last_shape, self.last_seconds = (rows, width), timer.seconds
         hidden = {layer: outputs.hidden_states[layer][:, -keep:] for layer in self.layers}
         return Evidence(outputs.logits[:, -keep:], hidden)
 

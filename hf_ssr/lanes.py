@@ -1,6 +1,7 @@
 """Lanes: texts that are being written. The parent, in its thought or its answer, is one; a child is another."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 from transformers import StoppingCriteriaList
@@ -25,12 +26,17 @@ class Lane:
         drafter ([`Drafter`]): proposes what may come next.
     """
 
-    child: "Lane | None" = None  # that drafts for it
     done = False
+    ended_by = ""  # why a child drafts no more
 
     def __init__(self, row: Row, drafter: Drafter):
         self.row = row
         self.drafter = drafter
+
+    @property
+    def child(self) -> "Lane | None":
+        """The lane that drafts for it."""
+        return None
 
     @property
     def lanes(self) -> list["Lane"]:
@@ -59,7 +65,7 @@ class Lane:
         """Of the metrics, for a forward over such a draft."""
         raise NotImplementedError
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """What comes next, by the lane's rule. Arguments as of [`follow`]."""
         raise NotImplementedError
 
@@ -87,6 +93,24 @@ class Lane:
         """A child drafts no more."""
 
 
+class Forks(Protocol):
+    """What a parent asks of its [`Stages`]."""
+
+    @property
+    def child(self) -> Lane | None:
+        """Of the stage that is going on."""
+
+    @property
+    def tokens_until_budget(self) -> int:
+        """Tokens that the thought may grow by before a budget that was asked for."""
+
+    def begin_before(self, token: int, evidence: Evidence) -> None:
+        """A stage may begin in front of a token of the thought."""
+
+    def end(self, reason: str) -> None:
+        """The child drafts no more."""
+
+
 class Parent(Lane):
     """
     One prompt and its output. Does what plain `generate` does for each token, in the same order: pick it, append it,
@@ -102,7 +126,7 @@ class Parent(Lane):
         counts_forwards (`bool`): whether they are the row's own, in a batch.
     """
 
-    stages = None  # [`Stages`]: its forks
+    stages: Forks  # [`Stages`], which are made for it
 
     def __init__(
         self,
@@ -147,7 +171,7 @@ class Parent(Lane):
             return "thinking" if self.child is None else "drafting"
         return "verify" if draft.is_prefix else "speculate"
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """By the rule of the settings; by the exact one where nothing was drawn."""
         if self._keeps_then(draft):
             is_block = self.chooser.config.rule == "block" and self.chooser.processors_keep_no_state

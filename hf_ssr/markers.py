@@ -123,8 +123,8 @@ class ThinkingMarkers:
             return opened, closed, blank or not rest or tuple(rest) == self.tail
         text = decode(self.tokenizer, tokens)
         opened, closed = (-1 if mark is None else _last_end_in_text(text, mark, self.tokenizer) for mark in marks)
-        rest = text[closed:]
-        return opened, closed, not rest.strip() or rest == decode(self.tokenizer, self.tail)
+        behind = text[closed:]
+        return opened, closed, not behind.strip() or behind == decode(self.tokenizer, self.tail)
 
 
 def _last_end(tokens: list[int], spellings: tuple[tuple[int, ...], ...]) -> int:
@@ -157,7 +157,7 @@ def resolve_markers(config, tokenizer=None) -> ThinkingMarkers | None:
         `ValueError`: for text without a tokenizer, or a `forced_close` that does not hold `thinking_end`.
     """
     family = None if tokenizer is None else family_of(tokenizer)
-    end = _marker("thinking_end", config.thinking_end, tokenizer)
+    end = None if config.thinking_end is None else _marker("thinking_end", config.thinking_end, tokenizer)
     if end is None:
         if family is None:
             return None
@@ -206,9 +206,7 @@ def require_markers(config, tokenizer=None) -> ThinkingMarkers:
     return markers
 
 
-def _marker(name: str, setting, tokenizer) -> Marker | None:
-    if setting is None:
-        return None
+def _marker(name: str, setting, tokenizer) -> Marker:
     if not isinstance(setting, str):
         spellings = setting if isinstance(setting[0], (list, tuple)) else [setting]
         return Marker(spellings=tuple(tuple(s) for s in spellings))
@@ -274,7 +272,7 @@ def _turn_ends(config, markers: Sequence[Marker | None], tokenizer) -> frozenset
     return frozenset(ids)
 
 
-def resolved_settings(config, tokenizer) -> dict[str, list]:
+def resolved_settings(config, tokenizer) -> dict[str, Any]:
     """
     The thinking markers and `turn_ends` as token ids, for a config that needs no tokenizer later.
 
@@ -292,7 +290,7 @@ def resolved_settings(config, tokenizer) -> dict[str, list]:
         spellings = spellings_of(tokenizer, marker.text) if marker.text is not None else marker.spellings
         return list(spellings[0]) if len(spellings) == 1 else [list(s) for s in spellings]
 
-    settings = {"thinking_end": ids(markers.end), "forced_close": list(markers.forced_close)}
+    settings: dict[str, Any] = {"thinking_end": ids(markers.end), "forced_close": list(markers.forced_close)}
     if markers.start is not None or not markers.scan_prompt:
         settings["thinking_start"] = ids(markers.start)
     settings["thinks_again"] = markers.later_start is not None

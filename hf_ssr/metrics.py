@@ -175,7 +175,7 @@ class SSRMetrics:
             own = "plain_tokens" if not verified else "bonus_tokens" if kept == verified else "recovered_tokens"
             setattr(self, own, getattr(self, own) + 1)
 
-    def add_token(self, source: str) -> None:
+    def add_token(self, source: str | None) -> None:
         """The next new token comes from there."""
         if not self.spans or self.spans[-1][0] != source:
             self.spans.append([source, 0])

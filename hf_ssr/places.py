@@ -46,21 +46,22 @@ class Places:
             node sees, a `torch.BoolTensor` of shape `(nodes, nodes)`.
     """
 
-    indices: torch.LongTensor
-    slots: torch.LongTensor
-    is_child: torch.BoolTensor | None
+    indices: torch.Tensor
+    slots: torch.Tensor
+    is_child: torch.Tensor | None
     begins: list[int]
     ends: list[int]
     child_begins: list[int]
     child_ends: list[int]
-    trees: list[tuple[int, int, int, bool, torch.BoolTensor]] = field(default_factory=list)
+    trees: list[tuple[int, int, int, bool, torch.Tensor]] = field(default_factory=list)
 
     @classmethod
     def of(cls, lines: Sequence[Sequence[Fed]], width: int, device: torch.device) -> "Places":
         """Of each row, what its text is given, and its child if there is one."""
         indices, slots, flags, trees = [], [], [], []
         for row, (text, *children) in enumerate(lines):
-            own_indices, own_slots = [], []
+            own_indices: list[int] = []
+            own_slots: list[int] = []
             for is_child, fed in ((False, text), *((True, child) for child in children)):
                 first = fed.begin + fed.pending
                 if fed.draft.parents is not None and fed.draft.ids:
@@ -94,7 +95,7 @@ class Places:
 _NO_CHILD = Fed(0, 0, Draft())
 
 
-def _ancestors(parents: Sequence[int]) -> torch.BoolTensor:
+def _ancestors(parents: Sequence[int]) -> torch.Tensor:
     """Which nodes of a tree each node comes after, itself among them; of shape `(nodes, nodes)`."""
     seen = torch.eye(len(parents), dtype=torch.bool, device="cpu")
     for node, parent in enumerate(parents):

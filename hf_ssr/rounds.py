@@ -128,13 +128,14 @@ def _drafts_of(lanes: Sequence[Lane], most: float, governor: Governor) -> dict[L
     kinds: dict[type[Drafter], list[Lane]] = defaultdict(list)
     for lane in lanes:
         kinds[type(lane.drafter)].append(lane)
-    drafts = {}
+    drafts: dict[Lane, Draft] = {}
     for kind, group in kinds.items():
-        rooms = [min(most, lane.row.room - 1) for lane in group]
+        rooms = [int(min(most, lane.row.room - 1)) for lane in group]
         limits = [lane.limit(room) for lane, room in zip(group, rooms, strict=True)]
         cost = max(lane.drafter.cost(limit) for lane, limit in zip(group, limits, strict=True))
         if not governor.allows_drafting(cost):
             limits = [0] * len(group)
         proposed = kind.propose_together([lane.drafter for lane in group], limits)
-        drafts |= {lane: lane.behind_forced(*each) for lane, *each in zip(group, proposed, rooms, strict=True)}
+        filled = zip(group, proposed, rooms, strict=True)
+        drafts |= {lane: lane.behind_forced(draft, room) for lane, draft, room in filled}
     return drafts

@@ -16,7 +16,7 @@ class Row:
         origin (`Row`, *optional*): the row that it was forked from.
     """
 
-    def __init__(self, ids: torch.LongTensor, max_length: int, origin: "Row | None" = None):
+    def __init__(self, ids: torch.Tensor, max_length: int, origin: "Row | None" = None):
         self.length = self.prompt_length = ids.shape[1]
         self.max_length = max_length
         self.most_places: float = math.inf  # of the cache and of a table of positions, filled up or not
@@ -26,14 +26,20 @@ class Row:
         self._ids[:, : self.length] = ids
 
     @property
-    def ids(self) -> torch.LongTensor:
+    def ids(self) -> torch.Tensor:
         """The text so far, shape `(1, length)`."""
         return self._ids[:, : self.length]
 
     @property
-    def last(self) -> torch.LongTensor:
+    def last(self) -> torch.Tensor:
         """The last token, shape `(1,)`."""
         return self._ids[0, self.length - 1 : self.length]
+
+    @property
+    def parent(self) -> "Row":
+        """The row that a child's was forked from."""
+        assert self.origin is not None, "it was not forked"
+        return self.origin
 
     @property
     def room(self) -> int:
@@ -52,7 +58,7 @@ class Row:
         self._ids.select(1, self.length).fill_(token)
         self.length += 1
 
-    def block(self, draft: Sequence[int]) -> torch.LongTensor:
+    def block(self, draft: Sequence[int]) -> torch.Tensor:
         """What the cache does not hold yet, and a draft behind it, shape `(1, length)`."""
         block = self._ids[:, self.cached : self.length]
         return torch.cat([block, block.new_tensor([draft])], dim=1) if draft else block

@@ -140,7 +140,7 @@ def try_rows(model) -> str | None:
             logits = _read(model, block, 0, cache, attention_mask=mask, position_ids=positions)
         for row, end in enumerate(ends):
             ends[row] = end + kept[row]
-            error = max(error, (logits[row, : kept[row]] - expected[row, end : ends[row]]).abs().max())
+            error = max(error, float((logits[row, : kept[row]] - expected[row, end : ends[row]]).abs().max()))
         rollback.states.settle(kept, width)
         excess, length = [width - each for each in kept], PROMPT_TOKENS + max(ends)
         mask = shift_rows(cache, {"attention_mask": mask}, [0, 1], 2, excess, length)["attention_mask"]
@@ -206,7 +206,8 @@ def try_masks(model, window: int | None) -> str | None:
     for layer in cache.layers:
         if type(layer) is SlotLayer and layer.is_initialized:
             layer.bases = [layer.bases[0] + begin - layer.end]  # layers without a window have read less
-    cache.reorder_cache(torch.tensor([0, 0], device="cpu"))
+    both: Any = torch.tensor([0, 0], device="cpu")  # which transformers has as a LongTensor
+    cache.reorder_cache(both)
     slots = SlotsOfCache(cache, config, None, prompt.device)
     if not slots.takes_masks:
         return f"{type(model).__name__} has layers of several kinds, whose masks are not known"

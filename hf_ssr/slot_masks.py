@@ -21,7 +21,7 @@ class SlotsOfAKind:
         device (`torch.device`): of the masks.
     """
 
-    def __init__(self, layers: list[SlotLayer], prompt_mask: torch.BoolTensor | None, device: torch.device):
+    def __init__(self, layers: list[SlotLayer], prompt_mask: torch.Tensor | None, device: torch.device):
         self.layers = layers
         self.window = layers[0].window
         self.device = device
@@ -34,7 +34,7 @@ class SlotsOfAKind:
         self._is_arranged = False  # whether every layer is as this says
         self._is_described = False
 
-    def select(self, rows: Sequence[int], prompt_mask: torch.BoolTensor | None) -> None:
+    def select(self, rows: Sequence[int], prompt_mask: torch.Tensor | None) -> None:
         """The layers have selected rows."""
         self._prompt_mask = prompt_mask
         names = ("bases", "child_bases", "_sees_text_before")
@@ -51,7 +51,7 @@ class SlotsOfAKind:
             `torch.OutOfMemoryError`: no row has a child then.
         """
         before = self.region, self.child_bases, self._sees_text_before
-        firsts = {row: fork if self.window is None else self._first_seen(row, fork) for row, fork in forks.items()}
+        firsts = {row: self._first_seen(row, fork) for row, fork in forks.items()}
         self.child_bases = [firsts.get(row, base) for row, base in enumerate(self.child_bases)]
         self._sees_text_before = [
             (forks[row] if self.window is None else 0) if row in forks else fork
@@ -80,8 +80,9 @@ class SlotsOfAKind:
             for layer in self.layers:
                 layer.child_bases = list(self.child_bases)
 
-    def _first_seen(self, row: int, index: int) -> int:
-        return max(self.bases[row], index - self.window + 1)
+    def _first_seen(self, row: int, fork: int) -> int:
+        """Index of the first token that a child gets a copy of: without a window, of none before the fork."""
+        return fork if self.window is None else max(self.bases[row], fork - self.window + 1)
 
     def offset(self, row: int, is_child: bool) -> int:
         """Of a row's slots, from the indices that they stand for."""
@@ -217,7 +218,7 @@ class SlotsOfAKind:
             last = padding.any(dim=0).nonzero()
             self._padding = padding[:, : int(last[-1]) + 1] if len(last) else None
 
-    def _column(self, values: list[int]) -> torch.LongTensor:
+    def _column(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, device=self.device)[:, None]
 
 
@@ -232,7 +233,7 @@ class SlotsOfCache:
         device (`torch.device`): of the masks.
     """
 
-    def __init__(self, cache: Cache, config, prompt_mask: torch.BoolTensor | None, device: torch.device):
+    def __init__(self, cache: Cache, config, prompt_mask: torch.Tensor | None, device: torch.device):
         self.layers = [layer for layer in cache.layers if type(layer) is SlotLayer]
         kinds: dict[int | None, list[SlotLayer]] = {}
         for layer in self.layers:
@@ -277,6 +278,7 @@ class SlotsOfCache:
             ends[window] = step.end
             for layer in kind.layers:
                 layer.step, layer.end = step, max(places.ends)
+        assert self._masks is not None, "the model's masks are not known"
         found = {}
         for name, (held, window) in self._masks.items():
             found[name] = self.kinds[held].mask(places, ends[held], window, dtype)

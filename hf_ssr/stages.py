@@ -62,7 +62,7 @@ class Stages:
         """Whether the thought goes on with `token`, and there is room for its close and an answer."""
         thinking = self._parent.thinking
         closing = thinking.forced is not None or thinking.closes_with(token)
-        return not closing and self._parent.row.room > len(thinking.markers.forced_close) + 1
+        return not closing and self._parent.row.room > len(thinking.known_markers.forced_close) + 1
 
     def _fork(self) -> Child:
         """A child that goes on from the text with the forced close."""
@@ -83,7 +83,7 @@ class Stages:
         return Child(
             parent.row.fork(),
             thinking.thinking_tokens,
-            thinking.markers.forced_close,
+            thinking.known_markers.forced_close,
             child_processors(chooser.logits_processor, temperature == 0, not as_parent),
             sampling,
             eos_token_ids(config),

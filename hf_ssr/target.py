@@ -34,7 +34,7 @@ class Target:
     def __init__(
         self,
         model,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         config: SSRConfig,
         metrics: SSRMetrics,
         model_kwargs: dict[str, Any],
@@ -55,6 +55,11 @@ class Target:
         return self._prompts if self._layout is None else self._layout.rows
 
     @property
+    def _prefilled(self) -> AlignedRows | RowsInSlots:
+        assert self._layout is not None, "the prompts have not been read"
+        return self._layout
+
+    @property
     def last_shape(self) -> tuple[int, int]:
         """Rows and tokens of the last forward."""
         return self._forwards.last_shape
@@ -72,12 +77,12 @@ class Target:
     @property
     def takes_uneven_blocks(self) -> bool:
         """Whether rows may be given differently many tokens in a forward."""
-        return self._layout.takes_uneven_blocks
+        return self._prefilled.takes_uneven_blocks
 
     @property
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree."""
-        return self._layout.takes_trees
+        return self._prefilled.takes_trees
 
     def ask_for(self, layers: Iterable[int]) -> None:
         """Whose hidden states are wanted of the forwards to come, the prompt's not among them."""
@@ -87,27 +92,28 @@ class Target:
         """The forward over the prompts."""
         rows = self._prompts
         ids = torch.cat([row.ids for row in rows])
-        with self.metrics.timed_forward("prefill", *ids.shape, ids.device):
+        count, width = ids.shape
+        with self.metrics.timed_forward("prefill", count, width, ids.device):
             outputs = prefill(self.model, ids, self.config, self._model_kwargs)
         self.cache = self._model_kwargs["cache"] = outputs.cache
         self._next_logits = outputs.logits[:, -1:]
-        self._forwards.last_shape = tuple(ids.shape)
+        self._forwards.last_shape = count, width
         if type(self.cache) is DynamicCache:
             into_slots(self.cache, self.config.setting("grow_in_place"))
-        rollback = Rollback(self.model, self.cache, ids.shape[1])
-        most = ids.shape[1] + rollback.spare_places, most_positions(self.model) - rollback.places_ahead
+        rollback = Rollback(self.model, self.cache, width)
+        most = width + rollback.spare_places, most_positions(self.model) - rollback.places_ahead
         for row in rows:
             row.cached = row.length
             row.most_places = min(most)
-            row.max_length = min(row.max_length, row.most_places + 1)
+            row.max_length = int(min(row.max_length, row.most_places + 1))
         self._layout = self._first_layout(rows)
 
     def _first_layout(self, rows: list[Row]) -> AlignedRows | RowsInSlots:
-        layout = RowsInSlots if RowsInSlots.fits(self._forwards, self.cache, rows, self._model_kwargs) else AlignedRows
-        found = layout(self._forwards, self.cache, list(rows), self._model_kwargs)
-        if len(rows) > 1 and layout is RowsInSlots and not found.takes_masks:
-            return AlignedRows(self._forwards, self.cache, list(rows), self._model_kwargs)
-        return found
+        if RowsInSlots.fits(self._forwards, self.cache, rows, self._model_kwargs):
+            in_slots = RowsInSlots(self._forwards, self.cache, list(rows), self._model_kwargs)
+            if len(rows) == 1 or in_slots.takes_masks:
+                return in_slots
+        return AlignedRows(self._forwards, self.cache, list(rows), self._model_kwargs)
 
     def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """
@@ -123,21 +129,21 @@ class Target:
         if self._next_logits is not None:  # left over from the prefill
             logits, self._next_logits = self._next_logits, None
             return dict(zip(self.rows, map(Evidence, logits.split(1)), strict=True))
-        evidence = self._layout.forward(phase, drafts)
+        evidence = self._prefilled.forward(phase, drafts)
         self._count_places()
         return evidence
 
     def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
         """Rows and tokens of a forward that gives each row so many tokens."""
-        return self._layout.shape_of(widths)
+        return self._prefilled.shape_of(widths)
 
     def undo_forward(self) -> bool:
         """Puts the cache back to before a forward that failed on its way; `False` if some layer cannot go back."""
-        return self._layout.undo_forward()
+        return self._prefilled.undo_forward()
 
     def keep(self, rows: Sequence[Row]) -> None:
         """The cache forgets every other row, and rejected draft tokens."""
-        self._layout.keep(rows)
+        self._prefilled.keep(rows)
 
     def fork(self, rows: Sequence[Row]) -> None:
         """
@@ -146,7 +152,7 @@ class Target:
         Raises:
             `torch.OutOfMemoryError`: if they do not fit; none of them is there then.
         """
-        layout = self._layout
+        layout = self._prefilled
         if type(layout) is RowsInSlots and not layout.takes_masks:
             layout.align()
             self._layout = layout = AlignedRows(self._forwards, self.cache, layout.rows, self._model_kwargs)
@@ -165,4 +171,4 @@ class Target:
             as_plain(self.cache)
 
     def _count_places(self) -> None:
-        self.metrics.extra_places = max(self.metrics.extra_places, self._layout.extra_places)
+        self.metrics.extra_places = max(self.metrics.extra_places, self._prefilled.extra_places)

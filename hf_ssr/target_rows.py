@@ -67,7 +67,7 @@ class AlignedRows:
         evidence = self._feed(phase, block, fed, keep=width - begin + 1)
         return {row: evidence.of(line, texts[row] - begin, fed[row] - begin + 1) for line, row in enumerate(self.rows)}
 
-    def _feed(self, phase: str, block: torch.LongTensor, fed: dict[Row, int], keep: int) -> Evidence:
+    def _feed(self, phase: str, block: torch.Tensor, fed: dict[Row, int], keep: int) -> Evidence:
         """A forward over a block of shape `(rows, width)`; the logits of its last `keep` places."""
         width = block.shape[1]
         kwargs = self.forwards.extended(self.model_kwargs, self._end + width - self._described)
@@ -133,12 +133,12 @@ class AlignedRows:
         """
         places = list(range(len(self.rows)))
         try:
-            self._select(places + [self.rows.index(row.origin) for row in rows])
+            self._select(places + [self.rows.index(row.parent) for row in rows])
         except torch.OutOfMemoryError:
             self._select(places)  # some layers may have all rows already
             raise
         for row in rows:
-            row.cached = row.origin.cached
+            row.cached = row.parent.cached
         self.rows += rows
         self._fed = dict.fromkeys(self.rows, 0)
 
@@ -171,7 +171,7 @@ class AlignedRows:
             self._described = end
 
 
-def padded(blocks: Sequence[torch.LongTensor], width: int) -> torch.LongTensor:
+def padded(blocks: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     """Blocks of shape `(1, tokens)` as one, filled up behind, of shape `(rows, width)`."""
     if len(blocks) == 1 and blocks[0].shape[1] == width:
         return blocks[0]

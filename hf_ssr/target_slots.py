@@ -47,8 +47,8 @@ class RowsInSlots:
         self._fed: dict[Row, Fed] = {}  # in the last forward
         self._width = rows[0].prompt_length
         mask = model_kwargs.get("attention_mask")
-        is_whole = mask is None or bool(mask.all())
-        self._slots = SlotsOfCache(cache, self._config, None if is_whole else mask.bool(), rows[0].ids.device)
+        padded_mask = None if mask is None or bool(mask.all()) else mask.bool()
+        self._slots = SlotsOfCache(cache, self._config, padded_mask, rows[0].ids.device)
 
     @staticmethod
     def fits(forwards: Forwards, cache, rows: list[Row], model_kwargs: dict[str, Any]) -> bool:
@@ -132,7 +132,7 @@ class RowsInSlots:
             for line, (row, each) in enumerate(fed.items())
         }
 
-    def _feed(self, phase: str, block: torch.LongTensor, keep: int) -> Evidence:
+    def _feed(self, phase: str, block: torch.Tensor, keep: int) -> Evidence:
         """A step of plain `generate`, of more than one token perhaps."""
         begin, width = self.rows[0].cached, block.shape[1]
         kwargs = self.forwards.extended(self.model_kwargs, begin + width - self._width)
@@ -208,7 +208,7 @@ class RowsInSlots:
     def _number_lines(self) -> None:
         texts = [row for row in self.rows if row not in self._branches]
         self._lines = {row: line for line, row in enumerate(texts)}
-        self._lines |= {row: self._lines[row.origin] for row in self._branches}
+        self._lines |= {row: self._lines[row.parent] for row in self._branches}
 
     def _keep_of_tree(self, row: Row, fed: Fed) -> int:
         """Follows what was written along the tree, and moves the nodes on that path to where the text has its slots."""
@@ -231,17 +231,17 @@ class RowsInSlots:
             `torch.OutOfMemoryError`: if they do not fit; none of them is there then.
         """
         if self.takes_branches:
-            self._slots.fork({self._lines[row.origin]: row.origin.cached for row in rows})
-            self._branches |= {row: row.origin.cached for row in rows}
+            self._slots.fork({self._lines[row.parent]: row.parent.cached for row in rows})
+            self._branches |= {row: row.parent.cached for row in rows}
         else:
             lines = list(range(len(self.rows)))
             try:
-                self._select(lines + [self._lines[row.origin] for row in rows])
+                self._select(lines + [self._lines[row.parent] for row in rows])
             except torch.OutOfMemoryError:
                 self._select(lines)  # some layers may have all rows already
                 raise
         for row in rows:
-            row.cached = row.origin.cached
+            row.cached = row.parent.cached
         self.rows += rows
         self._number_lines()
 

@@ -58,6 +58,12 @@ class ThinkingState:
         self._stop = stop
 
     @property
+    def known_markers(self) -> ThinkingMarkers:
+        """The markers, of a model that thinks."""
+        assert self.markers is not None, "nothing thinks here"
+        return self.markers
+
+    @property
     def phase(self) -> str:
         """`"unstarted"`, `"open"` or `"closed"`: what the next token is."""
         if not self.thoughts:
@@ -112,7 +118,8 @@ class ThinkingState:
         if self._budget is None or self.budget is None:
             return False
         thought = self.thoughts[-1] if self.thoughts else Thought(0)
-        return thought.earlier + self._cut_by_budget(thought) - thought.opens < self._budget
+        cut = self._cut_by_budget(thought)
+        return cut is not None and thought.earlier + cut - thought.opens < self._budget
 
     @property
     def may_be_forced(self) -> bool:
@@ -127,7 +134,8 @@ class ThinkingState:
         if cut is None:
             return None
         step = len(self.tokens) - cut
-        return self.markers.forced_close[step] if step < len(self.markers.forced_close) else None
+        close = self.known_markers.forced_close
+        return close[step] if step < len(close) else None
 
     def _earliest_cut(self, thought: Thought) -> int | None:
         """New tokens behind which a thought is to end, be its last character whole or not."""
@@ -139,22 +147,22 @@ class ThinkingState:
         if self._budget is None:
             return None
         cut = thought.opens + max(0, self._budget - thought.earlier)
-        latest = self._latest_cut(self.markers.patience)
+        latest = self._latest_cut(self.known_markers.patience)
         return cut if latest is None else max(thought.opens, min(cut, latest))
 
     def _latest_cut(self, patience: int) -> int | None:
         """New tokens behind which the forced close and one token of the answer fit, if it waits so many tokens."""
         if self._max_new_tokens is None:
             return None
-        return self._max_new_tokens - len(self.markers.forced_close) - 1 - patience
+        return self._max_new_tokens - len(self.known_markers.forced_close) - 1 - patience
 
     def _cut(self) -> int | None:
         """New tokens before the forced close of the last thought; `None` if it is not due, or was over long ago."""
         if not self.thoughts:
             return None
-        thought, count, patience = self.thoughts[-1], len(self.tokens), self.markers.patience
+        thought, count, patience = self.thoughts[-1], len(self.tokens), self.known_markers.patience
         earliest = self._earliest_cut(thought)
-        if earliest is None or not earliest <= count < earliest + patience + len(self.markers.forced_close):
+        if earliest is None or not earliest <= count < earliest + patience + len(self.known_markers.forced_close):
             return None
         for cut in range(earliest, min(earliest + patience, count) + 1):
             if thought.closes is not None and thought.closes <= cut:
@@ -165,7 +173,8 @@ class ThinkingState:
 
     def _is_whole(self, thought: Thought, count: int) -> bool:
         """Whether the thought ends no character halfway, `count` new tokens into the text."""
-        return self.markers.is_whole(self.tokens[max(thought.opens, count - 1 - self.markers.patience) : count])
+        markers = self.known_markers
+        return markers.is_whole(self.tokens[max(thought.opens, count - 1 - markers.patience) : count])
 
     def _stop_if_asked(self) -> None:
         """The open thought is to end here, if it is told to and an answer fits."""
@@ -174,7 +183,7 @@ class ThinkingState:
         thought, count = self.thoughts[-1], len(self.tokens)
         if thought.stopped is not None and thought.stopped <= count:
             return
-        latest = self._latest_cut(0 if self._is_whole(thought, count) else self.markers.patience)
+        latest = self._latest_cut(0 if self._is_whole(thought, count) else self.known_markers.patience)
         if latest is None or count <= latest:
             thought.stopped = count
 
@@ -189,15 +198,19 @@ class ThinkingState:
 
     def closes_with(self, token: int) -> bool:
         """Whether `token` would complete the closing marker of the open thought."""
-        return self._completes(self.markers.end, token, self.thoughts[-1].opens)
+        return self._completes(self.known_markers.end, token, self.thoughts[-1].opens)
 
     def _opens_with(self, token: int) -> bool:
         """Whether `token` would complete the marker that opens the next thought."""
         if self.phase == "unstarted":
-            return self._completes(self.markers.start, token, 0)
+            start = self.known_markers.start
+            assert start is not None  # else the thought would be open
+            return self._completes(start, token, 0)
         if self.markers is None or self.markers.later_start is None:
             return False
-        return self._completes(self.markers.later_start, token, self.thoughts[-1].closes if self.thoughts else 0)
+        begin = self.thoughts[-1].closes if self.thoughts else 0
+        assert begin is not None  # no thought is open
+        return self._completes(self.markers.later_start, token, begin)
 
     def _completes(self, marker: Marker, token: int, begin: int) -> bool:
         """Whether `token` would complete a marker that lies behind the first `begin` new tokens."""

@@ -138,8 +138,7 @@ def _joined(ids, slices: list[slice]):
 
 def _slices(state: ThinkingState) -> tuple[list[slice], list[slice]]:
     """Where the thoughts stand among the new tokens, and what is between and behind them."""
-    tokens, markers, thoughts = state.tokens, state.markers, state.thoughts
-    assert markers is not None
+    tokens, markers, thoughts = state.tokens, state.known_markers, state.thoughts
     thinking, others = [], []
     begin = None if thoughts and state.phase_of_prompt == "unstarted" else 0  # before a first thought is no answer
     for thought in thoughts:

@@ -602,9 +602,9 @@ def test_a_draft_that_finds_no_memory_goes_with_its_child(architecture, monkeypa
     assert target.undo_forward()
     target.keep([parent])
     for token in (4, 8, 9):
-        found = target.forward("thinking", {parent: Draft([token])})
+        evidence = target.forward("thinking", {parent: Draft([token])})
         for place, more in enumerate(([], [token])):
-            assert (logits_alone(model, parent, 3, *more) - found[parent].logits[0, place]).abs().max() < EXACT
+            assert (logits_alone(model, parent, 3, *more) - evidence[parent].logits[0, place]).abs().max() < EXACT
         parent.append(token)
         target.keep([parent])
     assert len(regions) == 2  # nor is it asked for again
@@ -665,11 +665,12 @@ def test_rows_that_part_and_meet_again(architecture):
                 drafts = {
                     row: Draft([rng.randrange(3, 99) for _ in range(max(0, n - 1))][:8]) for row, n in due.items()
                 }
-                found = target.forward("thinking", drafts)
+                evidence = target.forward("thinking", drafts)
                 parts.add(first.length == second.length)
                 for row, padding in ((first, 0), (second, 3)):
                     alone = logits_alone(model, row, padding)
-                    assert (alone - found[row].logits[0, 0]).abs().max() < EXACT, (lead, count, first.length, second.length)
+                    error = (alone - evidence[row].logits[0, 0]).abs().max()
+                    assert error < EXACT, (lead, count, first.length, second.length)
                     for token in (*drafts[row].ids, 9)[: max(0, due[row])]:
                         row.append(token)
                 target.keep(target.rows)

@@ -54,8 +54,9 @@ class Recording:
 
     def part(self, position: int) -> str:
         """Of a new token. What comes before a thought counts as answer, as in [`SSRMetrics`]."""
-        is_thought = self.opens is not None and self.opens <= position < self.closes
-        return "thought" if is_thought else "answer"
+        if self.opens is None or self.closes is None:
+            return "answer"
+        return "thought" if self.opens <= position < self.closes else "answer"
 
     def part_end(self, position: int) -> int:
         """A step does not go beyond it: what comes then has another drafter."""
@@ -214,7 +215,7 @@ class RecordedLane(Lane):
         """Of the metrics."""
         return "thinking" if self.is_thinking else "speculate"
 
-    def decide(self, draft: Draft, logits: torch.FloatTensor) -> Decisions:
+    def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
         """As it was written."""
         return exact(draft, lambda place: self.recording.new[self.position])
 
@@ -318,7 +319,7 @@ def rewrite(recording: Recording, sources: Sequence[str], policy: str, num_draft
 
 def _written(recording: Recording, config: SSRConfig, kind: type[RecordedLane]) -> RecordedLane:
     """A lane that has written all of it."""
-    target = RecordedTarget(recording.prompt, config.max_length)
+    target: Any = RecordedTarget(recording.prompt, config.max_length)  # in place of a `Target`
     governor, costs = Governor(config, _Machine()), GuessedCosts(_Machine.device)
     if governor.is_on:
         governor.costs = costs
