@@ -361,7 +361,7 @@ def compatibility_table() -> str:
         "sliding": "slots that are written again",
         "sliding, full": "slots that are written again",
         "sliding, full, shared": "slots that are written again",
-        "convolution, full": "record, crop",
+        "convolution, full": "inputs of a step are kept, and cut",
         "delta rule, full": "copy of the state, the rule again",
     }
     groups: dict[str, list[str]] = {}
