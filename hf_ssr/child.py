@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import torch
 from transformers import LogitsProcessorList
@@ -71,7 +70,7 @@ class Child(Lane):
     def behind_forced(self, draft: Draft, most: int) -> Draft:
         """What is left of the close, and a draft behind it."""
         forced = self._forced[: max(0, most)]
-        return replace(draft, ids=forced + draft.ids, forced=len(forced))
+        return draft.behind(forced)
 
     def phase(self, draft: Draft) -> str:
         """Of the metrics."""

@@ -175,6 +175,13 @@ class RoundClock:
         return time.perf_counter() - self._began - self._as_plain - sum(self.once.values())
 
     @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """The block is done once a model, and says nothing of rounds to come."""
+        begin = time.perf_counter()
+        yield
+        self._as_plain += time.perf_counter() - begin
+
+    @contextmanager
     def apart(self, what: str, device: torch.device) -> Iterator[None]:
         """The block is done once a stage. Waits for the device: else the copies were in the next forward's time."""
         begin = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -50,6 +50,23 @@ class Draft:
         if self.parents is None:
             return node + 1 if self.ids[node + 1 : node + 2] == [token] else None
         return next((i for i, at in enumerate(self.parents) if at == node and self.ids[i] == token), None)
+
+    def behind(self, forced: list[int]) -> "Draft":
+        """The same behind tokens that come in any case."""
+        count, parents = len(forced), self.parents
+        if parents is not None:
+            parents = [*range(-1, count - 1), *(count + max(node, -1) for node in parents)]
+        return replace(self, ids=forced + self.ids, parents=parents, forced=count)
+
+    @property
+    def chain(self) -> "Draft":
+        """For a model that takes no trees: the path over the first token behind each."""
+        if self.parents is None:
+            return self
+        path = [-1]
+        while path[-1] in self.parents:
+            path.append(self.parents.index(path[-1]))
+        return replace(self, ids=[self.ids[node] for node in path[1:]], parents=None, probs=[], then=None)
 
     def cut(self, length: int) -> None:
         """To its first `length` tokens. What was drafted behind them, and drawn, can still be verified."""

@@ -30,7 +30,7 @@ class Stage:
         draft_tokens (`int`): tokens that the child drafted, the forced close not counted.
         ended_by (`str`): `"eos"`, `"max_draft_length"`, `"max_length"`, `"fork"` (the next stage began), `"close"` (the
             thought ended), `"overhead"` (`max_overhead` allows no more), `"stop"` (generation ended) or
-            `"out_of_memory"` (there was no room for the fork, or for its next step).
+            `"out_of_memory"` (there was no room for the fork, or, where all layers are attention, for its next step).
         forwards (`int`), seconds (`float`): those that the child took part in, and what they took in all.
         accepted_tokens (`int`): tokens of the answer that were taken from this draft.
         draft (`list[int]`): the draft itself. Not in `to_dict` of the metrics.

@@ -68,7 +68,7 @@ class Rounds:
         if len(lanes) > 1 and not target.takes_uneven_blocks:
             return drafts
         most = min(lane.row.widest for lane in lanes)  # shorter rows are filled up, and nothing may lie past the end
-        drafts |= _drafts_of([lane for lane in lanes if not lane.is_child], most, governor)
+        drafts |= self._drafts_of([lane for lane in lanes if not lane.is_child], most)
         widths = {lane.row: 1 for lane in lanes}
         parents = [lane for lane in lanes if not lane.is_child]
         governor.fit(
@@ -79,11 +79,29 @@ class Rounds:
         )
         children = [lane for lane in lanes if lane.is_child]
         fed = {lane.row: 1 + len(drafts[lane].ids) for lane in parents}
-        drafts |= _drafts_of(children, most, governor)
+        drafts |= self._drafts_of(children, most)
         for lane in children:
             draft, free = drafts[lane], target.shape_of(fed)
             governor.fit([draft], lambda length: target.shape_of(fed | {lane.row: 1 + length}), free)  # noqa: B023
             fed[lane.row] = 1 + len(draft.ids)
+        return drafts
+
+    def _drafts_of(self, lanes: Sequence[Lane], most: float) -> dict[Lane, Draft]:
+        """The longest that are possible. Drafters of one kind draft together; trees are for targets that take them."""
+        kinds: dict[type[Drafter], list[Lane]] = defaultdict(list)
+        for lane in lanes:
+            kinds[type(lane.drafter)].append(lane)
+        drafts: dict[Lane, Draft] = {}
+        for kind, group in kinds.items():
+            rooms = [int(min(most, lane.row.room - 1)) for lane in group]
+            limits = [lane.limit(room) for lane, room in zip(group, rooms, strict=True)]
+            cost = max(lane.drafter.cost(limit) for lane, limit in zip(group, limits, strict=True))
+            if not self._governor.allows_drafting(cost):
+                limits = [0] * len(group)
+            proposed = kind.propose_together([lane.drafter for lane in group], limits)
+            for lane, draft, room in zip(group, proposed, rooms, strict=True):
+                takes = draft.parents is None or self._target.takes_trees
+                drafts[lane] = lane.behind_forced(draft if takes else draft.chain, room)
         return drafts
 
     def _forward(self, phase: str, drafts: Mapping[Lane, Draft], parents: Sequence[Lane]) -> dict[Row, Evidence]:
@@ -110,6 +128,9 @@ class Rounds:
         device = kept[0].row.ids.device
         changes = new or len(rows) < len(target.rows)
         ends = any(row.origin is not None and row not in rows for row in target.rows)
+        if new:
+            with clock.uncounted():
+                target.try_branches()
         with target.metrics.timed("drafting_exposed") if changes else nullcontext():
             with clock.apart("end", device) if ends else nullcontext():
                 target.keep(rows)
@@ -121,21 +142,3 @@ class Rounds:
             except torch.OutOfMemoryError:
                 for row in new:
                     children[row].end("out_of_memory")
-
-
-def _drafts_of(lanes: Sequence[Lane], most: float, governor: Governor) -> dict[Lane, Draft]:
-    """The longest that are possible. Drafters of one kind draft together."""
-    kinds: dict[type[Drafter], list[Lane]] = defaultdict(list)
-    for lane in lanes:
-        kinds[type(lane.drafter)].append(lane)
-    drafts: dict[Lane, Draft] = {}
-    for kind, group in kinds.items():
-        rooms = [int(min(most, lane.row.room - 1)) for lane in group]
-        limits = [lane.limit(room) for lane, room in zip(group, rooms, strict=True)]
-        cost = max(lane.drafter.cost(limit) for lane, limit in zip(group, limits, strict=True))
-        if not governor.allows_drafting(cost):
-            limits = [0] * len(group)
-        proposed = kind.propose_together([lane.drafter for lane in group], limits)
-        filled = zip(group, proposed, rooms, strict=True)
-        drafts |= {lane: lane.behind_forced(draft, room) for lane, draft, room in filled}
-    return drafts

@@ -88,6 +88,10 @@ class Target:
         """Whose hidden states are wanted of the forwards to come, the prompt's not among them."""
         self._forwards.layers = tuple(sorted(set(layers)))
 
+    def try_branches(self) -> None:
+        """Before a fork: whether the model takes a child as a branch. The first time, that needs some forwards."""
+        _ = self._prefilled.takes_uneven_blocks
+
     def prefill(self) -> None:
         """The forward over the prompts."""
         rows = self._prompts

@@ -7,9 +7,12 @@ import pytest
 import torch
 from conftest import build_once, plain_run, run
 from test_speed import governor_with
+from tiny_models import build
 
+import hf_ssr.costs
+import hf_ssr.self_check
 from hf_ssr import SSRConfig
-from hf_ssr.costs import GuessedCosts
+from hf_ssr.costs import GuessedCosts, StepCosts
 from hf_ssr.draft_sources import DRAFTERS
 from hf_ssr.drafting import Draft, Drafter, Evidence
 from hf_ssr.following import exact
@@ -36,6 +39,54 @@ def test_what_is_cut_of_a_draft_can_still_be_verified():
     tree = Draft([1, 2, 3], parents=[-1, 0, 0])
     tree.cut(2)
     assert (tree.ids, tree.parents, tree.then) == ([1, 2], [-1, 0], None)
+
+
+def test_a_tree_behind_forced_tokens():
+    tree = Draft([5, 6, 7], parents=[-1, -1, 1]).behind([1, 2])
+    assert (tree.ids, tree.parents, tree.forced) == ([1, 2, 5, 6, 7], [-1, 0, 1, 1, 3], 2)
+    assert [tree.after(1, 5), tree.after(1, 6), tree.after(3, 7), tree.after(-1, 5)] == [2, 3, 4, None]
+    assert Draft([5], parents=[-1]).behind([]).parents == [-1]
+
+
+def test_where_no_trees_are_taken():
+    """The path over the first token behind each; a chain is itself."""
+    assert Draft([5, 6, 7, 8], parents=[-1, 0, 0, 1]).chain.ids == [5, 6, 8]
+    assert Draft([5, 6, 7], parents=[-1, -1, 0]).chain == Draft([5, 7])
+    chain = Draft([5, 6])
+    assert chain.chain is chain
+
+
+def test_the_first_fork_does_not_pay_for_the_trial(monkeypatch):
+    """A model is tried once, before the first fork; no fork, and no round, was as dear as that."""
+    model, seconds, spent = build("qwen3"), [], []
+    clock = [0.0]
+
+    def tries(*args):
+        clock[0] += 100.0
+        spent.append(1)
+        return trial(*args)
+
+    def ticking():
+        clock[0] += 0.001
+        return clock[0]
+
+    trial = hf_ssr.self_check.try_masks
+    monkeypatch.setattr(hf_ssr.self_check, "try_masks", tries)
+    monkeypatch.setattr(hf_ssr.costs.time, "perf_counter", ticking)
+    add, add_once = StepCosts.add, StepCosts.add_once
+    monkeypatch.setattr(StepCosts, "add", lambda self, r, t, s, *a: seconds.append(s) or add(self, r, t, s, *a))
+    monkeypatch.setattr(StepCosts, "add_once", lambda self, w, s, *a: seconds.append(s) or add_once(self, w, s, *a))
+    plain = plain_run(model, {"max_new_tokens": 40, "do_sample": False})
+    config = SSRConfig(
+        thinking_start=[],
+        thinking_end=[plain.marker],
+        draft_budgets=[4],
+        return_dict_in_generate=True,
+        **plain.settings,
+    )
+    output = run(model, plain.ids, {}, generation_config=config)
+    assert torch.equal(output.sequences, plain.sequences) and output.metrics.stages
+    assert spent and seconds and max(seconds) < 1
 
 
 def test_rows_share_a_width(model, monkeypatch):
