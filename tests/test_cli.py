@@ -214,7 +214,11 @@ def test_installed_command():
     assert result.stdout.startswith("hf-ssr ")
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in SUBCOMMANDS), ["bench", "--replay", __file__]], ids=str)
+@pytest.mark.parametrize(
+    "command",
+    [[], *([name] for name in SUBCOMMANDS), ["bench", "--replay", __file__], ["bench", "--batch-size", "4"]],
+    ids=str,
+)
 def test_help_fits_a_terminal_of_80_columns(command, monkeypatch, capfd):
     """No line is longer, and none ends within a name that has hyphens."""
     monkeypatch.setenv("COLUMNS", "80")

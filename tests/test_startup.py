@@ -13,7 +13,7 @@ import pytest
 from tiny_models import prompt_ids
 
 import hf_ssr
-from hf_ssr.command.cli import PROMPT, REPLAY, SUBCOMMANDS, Command
+from hf_ssr.command.cli import BATCHES, PROMPT, REPLAY, SUBCOMMANDS, Command
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"torch", "transformers", "rich", "accelerate", "matplotlib", "numpy", "huggingface_hub"}
@@ -36,7 +36,11 @@ def run_command(*arguments: str, **kwargs) -> subprocess.CompletedProcess:
     return python(WATCHED.replace("CALL", call), **kwargs)
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in SUBCOMMANDS), ["bench", "--replay", __file__]], ids=str)
+@pytest.mark.parametrize(
+    "command",
+    [[], *([name] for name in SUBCOMMANDS), ["bench", "--replay", __file__], ["bench", "--batch-size", "4"]],
+    ids=str,
+)
 def test_help_imports_nothing_heavy(command):
     done = run_command(*command, "--help")
     assert done.returncode == 0 and done.stdout.startswith("usage: hf-ssr")
@@ -64,6 +68,8 @@ ERRORS = [
     ["bench", "--tasks", "humaneval"],
     ["bench", "--resume", "--out", "nowhere"],
     ["bench", "--replay", "nowhere"],
+    ["bench", "--batch-size", "4,1"],
+    ["bench", "--batch-size", "4", "--limit", "3"],
     ["report", "nowhere"],
     ["whatif", "nowhere"],
     ["probe", "--widths", "4,1"],
@@ -86,7 +92,7 @@ def test_what_the_small_reasoner_cannot_do_is_said_at_once():
 
 
 def test_the_table_names_what_there_is():
-    for command in (PROMPT, REPLAY, *SUBCOMMANDS.values()):
+    for command in (PROMPT, REPLAY, BATCHES, *SUBCOMMANDS.values()):
         assert isinstance(command, Command)
         module, _, function = command.run.partition(":")
         tree = ast.parse((ROOT / "hf_ssr" / f"{module.replace('.', '/')}.py").read_text())

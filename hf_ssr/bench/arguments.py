@@ -5,6 +5,7 @@ Neither torch nor transformers is imported here: help, and errors in what was ty
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,6 +92,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     before.add_argument("--overwrite", action="store_true", help="replace the bench in --out")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object, last on stdout")
     parser.add_argument("--replay", metavar="FILE", help="recorded texts, no model: has options of its own")
+    parser.add_argument("--batch-size", metavar="N,N", help="batches of prompts: has options of its own")
 
 
 def check_bench_arguments(arguments: argparse.Namespace) -> None:
@@ -128,6 +130,42 @@ def check_replay_arguments(arguments: argparse.Namespace) -> None:
     """
     name = arguments.tokenizer
     arguments.source = None if name is None else source_of("--tokenizer", name, "tokenizer_config.json")
+
+
+def add_batches_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `hf-ssr bench --batch-size` takes."""
+    parser.usage = "%(prog)s [options]"  # `prog` has the one option that is needed
+    rule = "integers of at least 2 with commas between"
+    parser.add_argument("--batch-size", type=integers(rule, 2), metavar="N,N", required=True, help="prompts at once")
+    parser.add_argument("--model", metavar="PATH_OR_ID", help="default: the small reasoner that comes with hf-ssr")
+    add_machine_arguments(parser)
+    tasks = f"of {', '.join(SUITE)}, with commas between (default: class; none beside --prompts)"
+    parser.add_argument("--tasks", type=names(SUITE), metavar="A,B", help=tasks)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the data of public benchmarks")
+    prompts = "JSON lines with `prompt` and, if you like, `task`, `name`, `prefill`"
+    parser.add_argument("--prompts", type=text_file, metavar="FILE", help=prompts)
+    limit = "prompts of each task (default 24)"
+    parser.add_argument("--limit", type=integer(1, most=None), default=24, metavar="N", help=limit)
+    parser.add_argument("--max-new-tokens", type=integer(1), default=2048, metavar="N", help="(default 2048)")
+    parser.add_argument("--json", action="store_true", help="print the counts as one JSON object, last on stdout")
+
+
+def check_batches_arguments(arguments: argparse.Namespace) -> None:
+    """
+    Looks at what `hf-ssr bench --batch-size` was given as a whole, and draws or reads its prompts into
+    `arguments.texts`.
+
+    Raises:
+        `ValueError`: for what does not fit.
+    """
+    _check_machine(arguments)
+    tasks = arguments.tasks if arguments.tasks is not None else [] if arguments.prompts else ["class"]
+    arguments.texts = texts_of(tasks, arguments.limit, arguments.data, arguments.prompts)
+    counts = Counter(task for task, *_ in arguments.texts)
+    most, task = max(arguments.batch_size, default=0), min(counts, key=counts.__getitem__)
+    if not most or counts[task] < most:
+        value = f"is {most}, and {task} has {counts[task]}" if most else "is empty"
+        raise ValueError(f"--batch-size must be at most the prompts of each task (--limit), but {value}.")
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:

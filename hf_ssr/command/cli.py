@@ -91,6 +91,15 @@ REPLAY = Command(
     "bench.replay:replay_command",
     measuring.check_replay_arguments,
 )
+BATCHES = Command(
+    "Plain generate and SSR on batches of prompts: forwards, what these read (rows x places), seconds, and whether the "
+    "texts are the same.",
+    measuring.add_batches_arguments,
+    "bench.batches:batches_command",
+    measuring.check_batches_arguments,
+)
+# options of `bench` that make another command of it
+INSTEAD = {"--replay": ("--replay FILE", REPLAY), "--batch-size": ("--batch-size N,N", BATCHES)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -98,10 +107,11 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     name, command = "hf-ssr", PROMPT
     if argv and argv[0] in SUBCOMMANDS:
-        is_replay = argv[0] == "bench" and any(part.split("=")[0] == "--replay" for part in argv)
         name, command = f"hf-ssr {argv[0]}", SUBCOMMANDS[argv[0]]
-        if is_replay:
-            name, command = f"{name} --replay FILE", REPLAY
+        options = [part.split("=")[0] for part in argv] if argv[0] == "bench" else []
+        if found := next((option for option in INSTEAD if option in options), None):
+            shown, command = INSTEAD[found]
+            name = f"{name} {shown}"
         argv = argv[1:]
     parser = Parser(prog=name, description=command.description)
     command.add_arguments(parser)

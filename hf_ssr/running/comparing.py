@@ -46,8 +46,12 @@ def chat_ids(tokenizer, messages, prefill: str, add_generation_prompt: bool = Tr
     return tokenizer(text + prefill, return_tensors="pt", add_special_tokens=False).input_ids
 
 
-def timed_generate(model, ids, seed: int, **kwargs) -> Run:
-    """`model.generate` from a seed, its forwards counted and timed from outside. Streaming counts as time."""
+def timed_generate(model, ids, seed: int, attention_mask: torch.Tensor | None = None, **kwargs) -> Run:
+    """
+    `model.generate` from a seed, its forwards counted and timed from outside. Streaming counts as time. Of a batch, the
+    tokens of all rows, one after the other.
+    """
+    attention_mask = torch.ones_like(ids) if attention_mask is None else attention_mask
     begins: list[float] = []
     shapes: list[tuple[int, int, float]] = []
 
@@ -67,13 +71,13 @@ def timed_generate(model, ids, seed: int, **kwargs) -> Run:
     torch.manual_seed(seed)
     begin = time.perf_counter()
     try:
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), **kwargs)
+        output = model.generate(ids, attention_mask=attention_mask, **kwargs)
     finally:
         for hook in hooks:
             hook.remove()
     seconds = time.perf_counter() - begin
     metrics = output.metrics if isinstance(output, SSROutput) else None
-    return Run(output.sequences[0, ids.shape[1] :].tolist(), len(shapes), seconds, metrics, shapes)
+    return Run(output.sequences[:, ids.shape[1] :].flatten().tolist(), len(shapes), seconds, metrics, shapes)
 
 
 def run_plain(model, ids, seed: int, config: SSRConfig, tokenizer) -> Run:
