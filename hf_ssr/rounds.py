@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
@@ -63,28 +64,40 @@ class Rounds:
 
     def _propose(self, lanes: Sequence[Lane]) -> dict[Lane, Draft]:
         """What each lane may write next, as long as is worth its cost: first the texts together, then each child."""
-        target, governor = self._target, self._governor
         drafts = dict.fromkeys(lanes, Draft())
-        if len(lanes) > 1 and not target.takes_uneven_blocks:
+        if len(lanes) > 1 and not self._target.takes_uneven_blocks:
             return drafts
         most = min(lane.row.widest for lane in lanes)  # shorter rows are filled up, and nothing may lie past the end
-        drafts |= self._drafts_of([lane for lane in lanes if not lane.is_child], most)
-        widths = {lane.row: 1 for lane in lanes}
-        parents = [lane for lane in lanes if not lane.is_child]
-        governor.fit(
-            [drafts[lane] for lane in parents],
-            lambda length: target.shape_of(
-                widths | {lane.row: 1 + min(length, len(drafts[lane].ids)) for lane in parents}
-            ),
-        )
-        children = [lane for lane in lanes if lane.is_child]
-        fed = {lane.row: 1 + len(drafts[lane].ids) for lane in parents}
+        parents, children = ([lane for lane in lanes if lane.is_child is which] for which in (False, True))
+        drafts |= self._drafts_of(parents, most)
+        self._fit_texts(parents, children, drafts)
         drafts |= self._drafts_of(children, most)
-        for lane in children:
-            draft, free = drafts[lane], target.shape_of(fed)
-            governor.fit([draft], lambda length: target.shape_of(fed | {lane.row: 1 + length}), free)  # noqa: B023
-            fed[lane.row] = 1 + len(draft.ids)
+        self._fit_children(parents, children, drafts)
         return drafts
+
+    def _fit_texts(self, parents: Sequence[Lane], children: Sequence[Lane], drafts: Mapping[Lane, Draft]) -> None:
+        """To one width for all; each child takes a place at least, in a row of the cache with its parent or alone."""
+        places = dict.fromkeys(map(self._target.line_of, self._target.rows), 0)
+        for lane in children:
+            places[self._target.line_of(lane.row)] += 1
+        own = [(places[self._target.line_of(lane.row)], len(drafts[lane].ids)) for lane in parents]
+        least = max(places.values())
+
+        def shape(width: int) -> tuple[int, int]:
+            return len(places), max(least, max(count + 1 + min(width, length) for count, length in own))
+
+        self._governor.fit([drafts[lane] for lane in parents], shape)
+
+    def _fit_children(self, parents: Sequence[Lane], children: Sequence[Lane], drafts: Mapping[Lane, Draft]) -> None:
+        """Each by what it adds to the forward that is made without it."""
+        places = {self._target.line_of(lane.row): 1 + len(drafts[lane].ids) for lane in parents}
+        widest = max(places.values())
+        for lane in children:
+            line, free = self._target.line_of(lane.row), (len(places), widest)
+            own = places.setdefault(line, 0) + 1
+            self._governor.fit([drafts[lane]], partial(_widened, len(places), widest, own), free)
+            places[line] = own + len(drafts[lane].ids)
+            widest = max(widest, places[line])
 
     def _drafts_of(self, lanes: Sequence[Lane], most: float) -> dict[Lane, Draft]:
         """The longest that are possible. Drafters of one kind draft together; trees are for targets that take them."""
@@ -142,3 +155,8 @@ class Rounds:
             except torch.OutOfMemoryError:
                 for row in new:
                     children[row].end("out_of_memory")
+
+
+def _widened(rows: int, widest: int, own: int, width: int) -> tuple[int, int]:
+    """Rows and tokens of a forward in which one row gets so many more."""
+    return rows, max(widest, own + width)

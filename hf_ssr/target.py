@@ -1,6 +1,7 @@
 """The target: the model, its cache, and the texts in it. What a forward is given, and what the cache keeps of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,8 +109,9 @@ class Target:
         most = width + rollback.spare_places, most_positions(self.model) - rollback.places_ahead
         for row in rows:
             row.cached = row.length
-            row.most_places = min(most)
-            row.max_length = int(min(row.max_length, row.most_places + 1))
+            row.max_length = int(min(row.max_length, min(most) + 1))
+            # a row of a batch need not wait for what fills up another, which has more room
+            row.most_places = row.max_length - 1 if len(rows) == 1 else min(most)
         self._layout = self._first_layout(rows)
 
     def _first_layout(self, rows: list[Row]) -> AlignedRows | RowsInSlots:
@@ -137,9 +139,15 @@ class Target:
         self._count_places()
         return evidence
 
-    def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
-        """Rows and tokens of a forward that gives each row so many tokens."""
-        return self._prefilled.shape_of(widths)
+    def line_of(self, row: Row) -> Hashable:
+        """Which row of the cache a text or a child lies in: they may share one."""
+        return self._prefilled.line_of(row)
+
+    @property
+    def least_shape(self) -> tuple[int, int]:
+        """Rows and tokens of a forward that gives every text and child one token."""
+        lines = Counter(map(self.line_of, self.rows))
+        return len(lines), max(lines.values())
 
     def undo_forward(self) -> bool:
         """Puts the cache back to before a forward that failed on its way; `False` if some layer cannot go back."""

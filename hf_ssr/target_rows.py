@@ -1,6 +1,6 @@
 """Rows of a cache that end at the same place: for models that make their masks themselves, and for states."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,9 +86,9 @@ class AlignedRows:
         """Of the cache, beside the texts: all rows of it are as long as the longest."""
         return len(self.rows) * self._end - sum(row.length for row in self.rows if row.origin is None)
 
-    def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
-        """Rows and tokens of a forward that gives each row so many tokens."""
-        return len(widths), max(widths.values())
+    def line_of(self, row: Row) -> Hashable:
+        """Which row of the cache a text or a child lies in: its own."""
+        return row
 
     def undo_forward(self) -> bool:
         """Puts the cache back to before a forward that failed on its way; `False` if some layer cannot go back."""

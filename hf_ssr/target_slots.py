@@ -1,6 +1,6 @@
 """Rows of a cache of slots: each goes on by as many tokens as it keeps, and a child is a branch in its parent's row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -89,14 +89,9 @@ class RowsInSlots:
         """Whether a draft may be a tree."""
         return self.takes_masks
 
-    def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
-        """Rows and tokens of a forward that gives each row so many tokens."""
-        if not self.takes_branches:
-            return len(widths), max(widths.values())
-        lines: dict[int, int] = {}
-        for row, width in widths.items():
-            lines[self._lines[row]] = lines.get(self._lines[row], 0) + width
-        return len(lines), max(lines.values())
+    def line_of(self, row: Row) -> Hashable:
+        """Which row of the cache a text or a child lies in."""
+        return self._lines[row]
 
     def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """In slots of their own, where no other place sees them, shorter rows are filled up."""

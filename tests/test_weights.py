@@ -109,7 +109,7 @@ def test_activations_rounded_too(folder, kind):
     config, least_error = ROUNDED[kind]
     model = load(folder, quantization_config=config())
     errors, accepted = [], 0
-    for seed in range(6):
+    for seed in range(8):
         plain, scores = plain_of(model, seed)
         output = ssr_of(model, plain)
         accepted += output.metrics.accepted_tokens + output.metrics.thinking_accepted_tokens

@@ -162,9 +162,9 @@ class RecordedTarget:
         self.has_logits = True
         self.last_shape, self.last_seconds = (1, len(prompt)), 0.0
 
-    def shape_of(self, widths: Mapping[Row, int]) -> tuple[int, int]:
-        """Rows and tokens of a forward."""
-        return 1, sum(widths.values())
+    def line_of(self, row: Row) -> int:
+        """There is one."""
+        return 0
 
     def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """Nothing, of each place."""
