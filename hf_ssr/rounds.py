@@ -136,11 +136,12 @@ class Rounds:
         if not kept:
             return  # what the cache is left with is the target's business
         children = {parent.child.row: parent.child for parent in kept if parent.child is not None}
-        new = [row for row in children if row not in target.rows]
-        rows = [parent.row for parent in kept] + [row for row in children if row in target.rows]
+        fed = set(target.rows)
+        new = [row for row in children if row not in fed]
+        rows = [parent.row for parent in kept] + [row for row in children if row in fed]
         device = kept[0].row.ids.device
         changes = new or len(rows) < len(target.rows)
-        ends = any(row.origin is not None and row not in rows for row in target.rows)
+        ends = any(row.origin is not None for row in fed.difference(rows))
         if new:
             with clock.uncounted():
                 target.try_branches()

@@ -111,7 +111,8 @@ class Stages:
 
 def stop_costly_children(lanes: Sequence[Lane], target: Target, governor: Governor) -> None:
     """What is not paid back has a limit."""
-    children = [lane.child for lane in lanes if lane.child is not None and lane.child.row in target.rows]
+    fed = set(target.rows)
+    children = [lane.child for lane in lanes if lane.child is not None and lane.child.row in fed]
     if children and not governor.allows_child(len(lanes), target.least_shape):
         for child in children:
             child.end("overhead")

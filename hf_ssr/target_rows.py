@@ -50,11 +50,6 @@ class AlignedRows:
 
     takes_trees = False
 
-    @property
-    def most_tokens(self) -> float:
-        """Of a text, where a layer has so many places and no more."""
-        return self._end + self.rollback.spare_places
-
     def forward(self, phase: str, drafts: Mapping[Row, Draft]) -> dict[Row, Evidence]:
         """Shorter rows are filled up behind their tokens, where these do not see it, and which is rolled back."""
         ids = {row: drafts[row].ids if row in drafts else [] for row in self.rows}

@@ -196,8 +196,8 @@ class RowsInSlots:
         lines = [self._lines[row] for row in rows if row not in self._branches]
         if lines != list(range(len(self._by_line()))):
             self._select(lines)
-        self.rows = list(rows)
-        self._branches = {row: fork for row, fork in self._branches.items() if row in self.rows}
+        self.rows, left = list(rows), set(rows)
+        self._branches = {row: fork for row, fork in self._branches.items() if row in left}
         self._number_lines()
 
     def _number_lines(self) -> None:
