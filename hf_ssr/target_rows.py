@@ -91,8 +91,11 @@ class AlignedRows:
 
     def keep(self, rows: Sequence[Row]) -> None:
         """The cache forgets every other row, rejected draft tokens, and what filled rows up."""
-        excess = {row: self._width - self._fed[row] + max(0, row.cached - (row.length - 1)) for row in rows}
-        longest = max(min(row.cached, row.length - 1) for row in rows)
+        rejected = {row: max(0, row.cached - (row.length - 1)) for row in rows}
+        if not self.rollback.can_roll_back:  # a plain step beside a state, interrupted before its token was written
+            rejected = dict.fromkeys(rows, 0)
+        excess = {row: self._width - self._fed[row] + rejected[row] for row in rows}
+        longest = max(row.cached - rejected[row] for row in rows)
         is_padded = not self._is_batch and self._end - min(excess.values()) > longest  # a longer row has gone
         if len(set(excess.values())) == 1 and not is_padded:
             count = self.rollback.roll_back(next(iter(excess.values())), self._width, len(self.rows))
@@ -112,7 +115,7 @@ class AlignedRows:
             self.rollback.states.settle(kept, self._width)
             self.rollback.states.select_rows(places)
             for row in rows:
-                row.cached = min(row.cached, row.length - 1)
+                row.cached -= rejected[row]
             self._end = self._described = longest
             self.model_kwargs = shift_rows(self.cache, kwargs, places, len(self.rows), list(excess.values()), self._end)
             self.rows = list(rows)
@@ -140,7 +143,7 @@ class AlignedRows:
     def settle(self, row: Row, can_keep: bool, is_whole_wanted: bool) -> None:
         """Leaves one row, and in it all of the text but its last token if that is wanted and possible."""
         is_whole = self.undo_forward()
-        if is_whole and self.rollback.can_roll_back and can_keep:
+        if is_whole and can_keep:
             self.keep([row])
         elif len(self.rows) > 1:
             self._select([0])

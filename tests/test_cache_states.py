@@ -3,13 +3,15 @@
 import random
 import sys
 import threading
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
 from conftest import build_once, plain_run, run
+from test_stream import StopAt
 from tiny_models import VOCAB_SIZE, build, prompt_ids
-from transformers import DynamicCache
+from transformers import DynamicCache, StoppingCriteriaList
+from transformers.cache_utils import DynamicLayer
 
 import hf_ssr.cache_states
 from hf_ssr import SSRConfig
@@ -177,6 +179,24 @@ def test_no_token_is_fed_twice(architecture, request):
     assert torch.equal(output.sequences, plain.sequences)
     assert output.metrics.wasted_draft_tokens > 0 and output.metrics.accepted_tokens > 0
     assert all(before < after for before, after in pairwise(begins[1:]))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5", "lfm2", "mamba2"])
+@pytest.mark.filterwarnings("ignore")
+def test_the_cache_that_is_left(architecture):
+    """Of a text that ends anywhere beside its child, which may have been the longer one: no padding is left in it."""
+    model, cached = build_once(architecture), set()
+    ids, call = prompt_ids(PROMPT, 1), {"max_new_tokens": 24, "do_sample": False}
+    text = run(model, ids, call)[0, PROMPT:].tolist()
+    for marker, budget, stop_at in product(text[2:8:3], (0, 1, 3), range(2, 16)):
+        criteria = {"stopping_criteria": StoppingCriteriaList([StopAt(PROMPT + stop_at)])}
+        markers = {"thinking_start": [], "thinking_end": [marker], "forced_close": [7, marker]}
+        config = SSRConfig(**markers, **call, draft_budgets=[budget], max_overhead="off", return_dict_in_generate=True)
+        output = run(model, ids, {}, generation_config=config, **criteria)
+        assert output.sequences.tolist() == run(model, ids, call, **criteria).tolist()
+        layers = [layer for layer in output.cache.layers if isinstance(layer, DynamicLayer)]
+        cached |= {int(layer.get_seq_length()) - (PROMPT + stop_at - 1) for layer in layers}
+    assert cached <= {0}
 
 
 def test_others_see_nothing():
