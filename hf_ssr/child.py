@@ -58,6 +58,7 @@ class Child(Lane):
         self.probs: list[DraftProbs | None] = []  # what each was drawn from, if `sampling` keeps it
         self._forced = list(forced_close)
         self._processors: Callable[..., torch.Tensor] = logits_processor
+        self._picks_likeliest = sampling.temperature == 0 and not logits_processor
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._max_draft_length = max_draft_length
@@ -77,8 +78,11 @@ class Child(Lane):
         return "drafting"
 
     def decide(self, draft: Draft, logits: torch.Tensor) -> Decisions:
-        """The close, then what the child picks."""
-        return exact(draft, lambda place: self._next(logits[:, place]))
+        """The close, then what the child picks: where that is the likeliest token alone, of all places at once."""
+        if not self._picks_likeliest:
+            return exact(draft, lambda place: self._next(lambda: self._picked(logits[:, place])))
+        likeliest = logits[0].float().argmax(dim=-1).tolist()
+        return exact(draft, lambda place: self._next(lambda: (likeliest[place], None)))
 
     def take(self, token: int, source: str | None) -> bool:
         """Appends a token."""
@@ -87,13 +91,16 @@ class Child(Lane):
             self.ended_by = "max_length"
         return not self.ended_by
 
-    def _next(self, logits: torch.Tensor) -> int:
+    def _picked(self, logits: torch.Tensor) -> tuple[int, DraftProbs | None]:
+        ids = self.row.ids
+        scores = self._processors(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
+        return self._sampling.pick(scores, len(self.tokens))
+
+    def _next(self, pick: Callable[[], tuple[int, DraftProbs | None]]) -> int:
         """The next token of the close, or one that the child picks."""
         if self._forced:
             return self._forced.pop(0)
-        ids = self.row.ids
-        scores = self._processors(ids, logits.to(copy=True, dtype=torch.float32, device=ids.device))
-        token, probs = self._sampling.pick(scores, len(self.tokens))
+        token, probs = pick()
         self.tokens.append(token)
         self.probs.append(probs)
         self.drafter.observe(token)

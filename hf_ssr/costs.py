@@ -4,7 +4,7 @@ import functools
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean, median, median_low
 from threading import RLock
@@ -123,9 +123,23 @@ class StepCosts:
                     if cost > guess:
                         cost = guess + (cost - guess) * 0.5 ** ((self._count - self._latest[size]) / HALF_LIFE)
                     sizes.append(tokens)
-                    costs.append(max(cost, costs[-1] if costs else 1.0))
-                self._tables[rows] = sizes, costs
+                    costs.append(max(cost, 1.0))
+                self._tables[rows] = sizes, rising(costs)
             return self._tables[rows]
+
+
+def rising(costs: Sequence[float]) -> list[float]:
+    """
+    The nearest costs that nowhere fall: where they do, one was disturbed, and those that fall share their mean. With
+    the largest so far instead, a disturbance of a small size would make all larger ones dear.
+    """
+    runs: list[list[float]] = []
+    for cost in costs:
+        runs.append([cost])
+        while len(runs) > 1 and fmean(runs[-2]) > fmean(runs[-1]):
+            fallen = runs.pop()
+            runs[-1] += fallen
+    return [fmean(run) for run in runs for _ in run]
 
 
 class UnitCosts(StepCosts):

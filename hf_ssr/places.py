@@ -80,10 +80,12 @@ class Places:
             slots.append(own_slots + list(range(end, end + filler)))
         has_children = any(len(line) > 1 for line in lines)
         children = [line[1] if len(line) > 1 else _NO_CHILD for line in lines]
+        known = [indices, slots, flags] if has_children else [indices, slots]
+        of_places = torch.tensor(known, device=device)  # one transfer
         return cls(
-            torch.tensor(indices, device=device),
-            torch.tensor(slots, device=device),
-            torch.tensor(flags, device=device) if has_children else None,
+            of_places[0],
+            of_places[1],
+            of_places[2].bool() if has_children else None,
             [line[0].begin for line in lines],
             [line[0].begin + width - child.count for line, child in zip(lines, children, strict=True)],
             [child.begin for child in children],

@@ -23,7 +23,7 @@ import hf_ssr.self_check
 import hf_ssr.target_rows
 from hf_ssr import SSRConfig
 from hf_ssr.bench import overhead
-from hf_ssr.costs import GuessedCosts, StepCosts, costs_of
+from hf_ssr.costs import GuessedCosts, StepCosts, costs_of, rising
 from hf_ssr.draft_records import AcceptanceRecord
 from hf_ssr.draft_sources import DRAFTERS
 from hf_ssr.drafter_suffix import SuffixDrafter
@@ -198,6 +198,15 @@ def test_costs_are_what_was_measured():
     assert costs(2, 1) == costs.guess(2, 1)
     costs.add(2, 1, 0.0165)
     assert costs(2, 1) == pytest.approx(1.5)
+
+
+def test_one_disturbed_size_makes_no_other_dear():
+    assert rising([3.0, 1.2, 1.3, 1.5, 2.0]) == pytest.approx([1.75] * 4 + [2.0])
+    assert rising([3.0, 2.0, 1.0]) == [2.0] * 3 and rising([1.0, 1.2]) == [1.0, 1.2]
+    costs = StepCosts(CPU)
+    for tokens, cost in ((1, 1.0), (2, 3.0), (4, 1.2), (8, 1.3), (16, 1.5), (32, 2.0)):
+        costs.add(1, tokens, 0.010 * cost)
+    assert costs(1, 2) == costs(1, 16) < 1.8 and costs(1, 32) == pytest.approx(2.0)
 
 
 def test_a_machine_that_slows_down_makes_no_block_dear():
