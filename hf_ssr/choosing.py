@@ -7,7 +7,7 @@ import torch
 from transformers import LogitsProcessorList
 
 from .costs import RoundClock
-from .processors import ROW_WISE_PROCESSORS, place_of_budget
+from .processors import ROW_WISE_PROCESSORS, index_of_budget
 from .think_state import ThinkingState
 from .thinking import force_token
 from .verifying import DraftProbs, gumbel_choice
@@ -39,9 +39,9 @@ class Chooser:
     ):
         self.row, self.config, self.thinking, self.clock, self.seed = row, generation_config, thinking, clock, seed
         self.logits_processor = logits_processor
-        place = place_of_budget(logits_processor)
-        self._before_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[:place])
-        self._behind_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[place:])
+        index = index_of_budget(logits_processor)
+        self._before_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[:index])
+        self._behind_budget: Callable[..., torch.Tensor] = LogitsProcessorList(logits_processor[index:])
         self.processors_keep_no_state = all(type(each) in ROW_WISE_PROCESSORS for each in logits_processor)
         keep = generation_config.return_dict_in_generate
         self.scores: tuple | None = () if keep and generation_config.output_scores else None

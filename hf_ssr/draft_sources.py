@@ -19,16 +19,16 @@ class DraftSources:
     Args:
         config ([`SSRConfig`]): as `generate` prepares it.
         prompt (`list[int]`): of the text.
-        lead (`Sequence[int]`): what may stand between a thought's close and the answer.
+        tail (`Sequence[int]`): what may stand between a thought's close and the answer.
         prediction (`list[int]`): of `prediction_ids`.
     """
 
-    def __init__(self, config, prompt: list[int], lead=(), prediction=()):
-        self._config, self.lead, self.prediction = config, list(lead), list(prediction)
+    def __init__(self, config, prompt: list[int], tail=(), prediction=()):
+        self._config, self.tail, self.prediction = config, list(tail), list(prediction)
         self._prompt = SuffixAutomaton(prompt if "prompt" in config.setting("sources") else ())
         self.written = {"thought": SuffixAutomaton(), "answer": SuffixAutomaton()}  # all of each kind
         self._records = {"thought": AcceptanceRecord(), "answer": AcceptanceRecord()}
-        self.drafts: list[tuple[SuffixAutomaton, list, Stage | None]] = []  # of each stage, from its lead on; and probs
+        self.drafts: list[tuple[SuffixAutomaton, list, Stage | None]] = []  # of each stage, behind the close; and probs
 
     def add_draft(self, tokens: SuffixAutomaton, probs: list, stage: Stage | None = None) -> None:
         """A stage's draft. Only the last is followed from its first token, so only its probabilities are of use."""
@@ -61,26 +61,26 @@ class DraftSources:
         drafter.add("prompt", self._prompt)
         for draft, probs, stage in self.drafts:
             drafter.add_draft(draft, probs or None, stage=stage)
-        lead, prediction = self.lead, self.prediction
+        tail, prediction = self.tail, self.prediction
         if prediction:
-            has_lead = prediction[: len(lead)] == lead
-            drafter.add_draft(SuffixAutomaton(prediction if has_lead else [*lead, *prediction]))
+            has_tail = prediction[: len(tail)] == tail
+            drafter.add_draft(SuffixAutomaton(prediction if has_tail else [*tail, *prediction]))
         return drafter
 
     def drafter_of_child(self) -> Drafter:
-        """A child's draft begins as the last one did. It is written from the lead on."""
+        """A child's draft begins as the last one did. It is written from the tail of the close on."""
         drafter = self._drafter("answer")
         drafter.add("thought", self.written["thought"])
         drafter.add("prompt", self._prompt)
         drafter.add("answer", self.written["answer"])
         for draft, *_ in self.drafts:
-            drafter.add_draft(draft, begin=len(self.lead))
-        for token in self.lead:
+            drafter.add_draft(draft, begin=len(self.tail))
+        for token in self.tail:
             drafter.written.extend(token)
         return drafter
 
     def _drafter(self, own: str, written: SuffixAutomaton | None = None) -> Drafter:
-        return DRAFTERS["suffix"](self._config, self.lead, own=own, record=self._records[own], written=written)
+        return DRAFTERS["suffix"](self._config, self.tail, own=own, record=self._records[own], written=written)
 
     def _forget_probs(self) -> None:
         self.drafts = [(draft, [], stage) for draft, _, stage in self.drafts]

@@ -27,7 +27,7 @@ class SuffixDrafter(Drafter):
         min_match_length (`int`): fewest tokens of a suffix that occurs in a source.
         num_draft_tokens (`int`): most tokens of a draft.
         max_length (`int`): most tokens of prompt and output.
-        lead (`Sequence[int]`): what may stand between a thought's close and the answer; a draft may have it or lack it.
+        tail (`Sequence[int]`): what may stand between a thought's close and the answer; a draft may have it or lack it.
         own (`str`): what the text is: `"answer"` or `"thought"`.
         record ([`AcceptanceRecord`], *optional*): of drafts so far, in texts of this kind.
         written (`SuffixAutomaton`, *optional*): what the text goes on from, of the same kind; grows with it.
@@ -39,21 +39,21 @@ class SuffixDrafter(Drafter):
         min_match_length: int,
         num_draft_tokens: int,
         max_length: int,
-        lead=(),
+        tail=(),
         own="answer",
         record=None,
         written: SuffixAutomaton | None = None,
     ):
         super().__init__(num_draft_tokens, max_length, record)
-        self._search = SuffixSearch(sources, min_match_length, num_draft_tokens, lead, own, self.record, written)
+        self._search = SuffixSearch(sources, min_match_length, num_draft_tokens, tail, own, self.record, written)
         self.written = self._search.written
 
     @classmethod
-    def from_config(cls, config, lead=(), own="answer", record=None, written=None) -> "SuffixDrafter":
+    def from_config(cls, config, tail=(), own="answer", record=None, written=None) -> "SuffixDrafter":
         """A drafter with the settings of an [`SSRConfig`] that `generate` has prepared."""
         names = ("sources", "min_match_length", "num_draft_tokens")
         used, min_match_length, num_draft_tokens = (config.setting(name) for name in names)
-        return cls(used, min_match_length, num_draft_tokens, config.max_length, lead, own, record, written)
+        return cls(used, min_match_length, num_draft_tokens, config.max_length, tail, own, record, written)
 
     def add(self, name: str, tokens: SuffixAutomaton | Sequence[int]) -> None:
         """One more source, not a draft."""

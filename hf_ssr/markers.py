@@ -99,7 +99,7 @@ class ThinkingMarkers:
         counts = range(1, min(len(tokens), LONGEST_CHARACTER) + 1)
         return any(not decode(self.tokenizer, tokens[-count:]).endswith("\ufffd") for count in counts)
 
-    def phase_of_prompt(self, prompt: Sequence[int]) -> str:
+    def progress_of_prompt(self, prompt: Sequence[int]) -> str:
         """`"open"` if the prompt ends inside a thought, `"closed"` if just past one, else `"unstarted"`."""
         unmarked = "open" if self.start is None else "unstarted"
         if not self.scan_prompt:

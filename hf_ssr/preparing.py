@@ -17,7 +17,7 @@ from .host import decode_plainly, eos_token_ids
 from .markers import ThinkingMarkers, require_markers, resolve_markers
 from .metrics import SSRMetrics
 from .output import SSROutput, Stream
-from .processors import place_of_budget
+from .processors import index_of_budget
 from .scheduling import ForkSchedule
 from .stopping import thinking_stop
 from .think_state import ThinkingState
@@ -221,7 +221,7 @@ def run_plain(
             stop=stop,
         )
         logits_processor = LogitsProcessorList(logits_processor)
-        logits_processor.insert(place_of_budget(logits_processor), budget)
+        logits_processor.insert(index_of_budget(logits_processor), budget)
     output = decode_plainly(
         model,
         input_ids,

@@ -51,7 +51,7 @@ _ALWAYS_LAST = _WARPERS | {
 }
 
 
-def place_of_budget(processors: LogitsProcessorList) -> int:
+def index_of_budget(processors: LogitsProcessorList) -> int:
     """Where `generate` puts a processor that is passed to it: before its own that cut, watermark and normalize."""
     place = len(processors)
     while place and type(processors[place - 1]) in _ALWAYS_LAST:

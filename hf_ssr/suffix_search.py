@@ -81,7 +81,7 @@ class SuffixSearch:
         min_match_length (`int`): fewest tokens of a suffix that occurs in a source.
         reach (`int`): tokens. So far from a lost place it looks for one near by, so many of the last ones it compares,
             and after so many that differ it gives up.
-        lead (`Sequence[int]`): what may stand between a thought's close and the answer; a draft may have it or lack it.
+        tail (`Sequence[int]`): what may stand between a thought's close and the answer; a draft may have it or lack it.
         own (`str`): what the text is: `"answer"` or `"thought"`.
         record ([`AcceptanceRecord`], *optional*): of drafts so far, in texts of this kind.
         written (`SuffixAutomaton`, *optional*): what the text goes on from, of the same kind; grows with it.
@@ -94,7 +94,7 @@ class SuffixSearch:
         sources: Sequence[str],
         min_match_length: int,
         reach: int,
-        lead: Sequence[int] = (),
+        tail: Sequence[int] = (),
         own: str = "answer",
         record: AcceptanceRecord | None = None,
         written: SuffixAutomaton | None = None,
@@ -103,7 +103,7 @@ class SuffixSearch:
         self._names = tuple(sources)
         self._min_match_length = min_match_length
         self._reach = reach
-        self._lead = tuple(lead)
+        self._tail = tuple(tail)
         self.written = SuffixAutomaton() if written is None else written  # the text that was observed
         self._sources = [Source(own, self.written, None)] if own in self._names else []
         self._recent: list[int] = []  # last tokens of the text
@@ -183,10 +183,10 @@ class SuffixSearch:
             self._position += 1
             self._run += 1
             self._misses = 0
-        elif self._is_prefix and self._position == self._begin == 0 and token in self._lead:
+        elif self._is_prefix and self._position == self._begin == 0 and token in self._tail:
             pass  # the draft lacks what leads to the answer
-        elif self._is_prefix and self._position == self._begin == 0 and self._lacks_lead(tokens, token):
-            self._position = len(self._lead) + 1
+        elif self._is_prefix and self._position == self._begin == 0 and self._lacks_tail(tokens, token):
+            self._position = len(self._tail) + 1
         else:
             self._is_prefix = False
             self._misses += 1
@@ -198,10 +198,10 @@ class SuffixSearch:
             elif self._misses > self._reach:
                 self._follow(None, 0)
 
-    def _lacks_lead(self, tokens: list[int], token: int) -> bool:
-        """Whether the text goes without the lead that the draft begins with."""
-        lead = self._lead
-        return tuple(tokens[: len(lead)]) == lead and tokens[len(lead) : len(lead) + 1] == [token]
+    def _lacks_tail(self, tokens: list[int], token: int) -> bool:
+        """Whether the text goes without the tail that the draft begins with."""
+        tail = self._tail
+        return tuple(tokens[: len(tail)]) == tail and tokens[len(tail) : len(tail) + 1] == [token]
 
     def _realign(self) -> None:
         """Goes on where drafts have been kept most often: here, near by, or where the longest suffix occurred."""
@@ -209,7 +209,7 @@ class SuffixSearch:
         if self._source is not None and self._misses <= 1 and self._position < len(self._source.tokens):
             best = self.record.chance(self._kind)
         elif self._source is not None and self._misses > 1:
-            matched, place = self._best_place_near(self._source.tokens)
+            matched, place = self._best_position_near(self._source.tokens)
             best = self.record.chance(f"match {min(matched, LONGEST_KIND)}") if matched else 0.0
         length, source, position = 0, None, 0
         for candidate in self._sources:
@@ -223,7 +223,7 @@ class SuffixSearch:
         elif self._source is not None and self._position >= len(self._source.tokens):
             self._follow(None, 0)
 
-    def _best_place_near(self, tokens: list[int]) -> tuple[int, int]:
+    def _best_position_near(self, tokens: list[int]) -> tuple[int, int]:
         """How many of the last tokens match near the lost place, and the position behind them."""
         reach, recent = self._reach, self._recent
         first, last = max(1, self._position - reach), min(len(tokens) - 1, self._position + reach)

@@ -49,10 +49,10 @@ class ThinkingState:
         stop: Callable[[], bool] | None = None,
     ):
         self.markers = markers
-        phase = "closed" if markers is None else markers.phase_of_prompt(prompt)
+        progress = "closed" if markers is None else markers.progress_of_prompt(prompt)
         self.tokens: list[int] = []  # the new tokens so far
-        self.thoughts = [Thought(0)] if phase == "open" else []  # in order; only the last can be open
-        self.phase_of_prompt = phase
+        self.thoughts = [Thought(0)] if progress == "open" else []  # in order; only the last can be open
+        self.progress_of_prompt = progress
         self._budget = thinking_budget
         self._max_new_tokens = max_new_tokens
         self._stop = stop
@@ -64,10 +64,10 @@ class ThinkingState:
         return self.markers
 
     @property
-    def phase(self) -> str:
+    def progress(self) -> str:
         """`"unstarted"`, `"open"` or `"closed"`: what the next token is."""
         if not self.thoughts:
-            return self.phase_of_prompt
+            return self.progress_of_prompt
         return "open" if self.open else "closed"
 
     @property
@@ -103,7 +103,7 @@ class ThinkingState:
     @property
     def budget(self) -> int | None:
         """The thinking budget in force, in tokens; `None` where nothing thinks."""
-        if self.markers is None or (self.phase_of_prompt == "closed" and not self.thoughts):
+        if self.markers is None or (self.progress_of_prompt == "closed" and not self.thoughts):
             return None
         thought = self.thoughts[-1] if self.thoughts else Thought(0)
         cut = self._earliest_cut(thought)
@@ -202,7 +202,7 @@ class ThinkingState:
 
     def _opens_with(self, token: int) -> bool:
         """Whether `token` would complete the marker that opens the next thought."""
-        if self.phase == "unstarted":
+        if self.progress == "unstarted":
             start = self.known_markers.start
             assert start is not None  # else the thought would be open
             return self._completes(start, token, 0)

@@ -140,7 +140,7 @@ def _slices(state: ThinkingState) -> tuple[list[slice], list[slice]]:
     """Where the thoughts stand among the new tokens, and what is between and behind them."""
     tokens, markers, thoughts = state.tokens, state.known_markers, state.thoughts
     thinking, others = [], []
-    begin = None if thoughts and state.phase_of_prompt == "unstarted" else 0  # before a first thought is no answer
+    begin = None if thoughts and state.progress_of_prompt == "unstarted" else 0  # before a first thought is no answer
     for thought in thoughts:
         if begin is not None and thought.opens:
             assert markers.later_start is not None  # which has opened it

@@ -9,9 +9,9 @@ from hf_ssr import SuffixDrafter
 
 
 def drafter(
-    draft=(), sources=("draft", "thought", "prompt", "answer"), num_draft_tokens=4, lead=(), min_match_length=2
+    draft=(), sources=("draft", "thought", "prompt", "answer"), num_draft_tokens=4, tail=(), min_match_length=2
 ):
-    made = SuffixDrafter(sources, min_match_length, num_draft_tokens, max_length=1000, lead=lead)
+    made = SuffixDrafter(sources, min_match_length, num_draft_tokens, max_length=1000, tail=tail)
     made.add_draft(list(draft))
     return made
 
@@ -58,9 +58,9 @@ def test_the_nearer_of_equal_places():
 
 @pytest.mark.parametrize("draft", [[5, 6, 10, 11, 12], [10, 11, 12]])
 @pytest.mark.parametrize("text", [[5, 6, 10], [10]])
-def test_a_lead_that_only_one_of_them_has(draft, text):
+def test_a_tail_that_only_one_of_them_has(draft, text):
     """The draft may have the `\\n\\n` behind the close or lack it, and so may the text."""
-    made = drafter(draft, lead=(5, 6))
+    made = drafter(draft, tail=(5, 6))
     write(made, *text)
     assert made.propose(4).ids == [11, 12]
 
@@ -149,9 +149,9 @@ def test_probabilities_end_with_the_draft():
     assert (draft.ids, draft.then, draft.probs) == ([1, 2, 3], None, ["a", "b", "c"])
 
 
-def test_probabilities_behind_a_lead_that_the_text_lacks():
+def test_probabilities_behind_a_tail_that_the_text_lacks():
     """The token that shows it has been looked at."""
-    made = SuffixDrafter(["draft"], 2, 4, 100, lead=[50])
+    made = SuffixDrafter(["draft"], 2, 4, 100, tail=[50])
     made.add_draft([50, 1, 2, 3], [None, "a", "b", "c"])
     made.observe(1)
     assert (made.propose(2).ids, made.propose(2).probs) == ([2, 3], [])

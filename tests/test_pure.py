@@ -58,7 +58,7 @@ from hf_ssr.markers import resolve_markers, resolved_settings
 markers = resolve_markers(settings, tokenizer)
 assert tokenizer.decode(markers.forced_close) == "\\n</think>\\n\\n"
 assert resolved_settings(settings, tokenizer)["thinking_end"] == [1]
-assert markers.phase_of_prompt(tokenizer.encode("One?<think>")) == "open"
+assert markers.progress_of_prompt(tokenizer.encode("One?<think>")) == "open"
 """,
     "think_state": """
 from hf_ssr.markers import require_markers
@@ -68,7 +68,7 @@ for token in tokenizer.encode("<think>abc"):
     state.push(token)
 while state.forced is not None:
     state.push(state.forced)
-assert tokenizer.decode(state.tokens) == "<think>abc\\n</think>\\n\\n" and state.phase == "closed", state.tokens
+assert tokenizer.decode(state.tokens) == "<think>abc\\n</think>\\n\\n" and state.progress == "closed", state.tokens
 """,
     "suffix_automaton": """
 from hf_ssr.suffix_automaton import SuffixAutomaton, SuffixMatch

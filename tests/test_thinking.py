@@ -46,12 +46,12 @@ def test_every_family(family, spelling):
     tokenizer = tokenizer_with(*special, template=" ".join(family.signs))
     assert family_of(tokenizer) == family
     state = state_of(tokenizer, "question", family.start + "thought" + family.close + "answer")
-    assert state.phase == "closed"
+    assert state.progress == "closed"
     assert tokenizer.decode(state.tokens[state.thoughts[0].closes :]).endswith("answer")
     assert tokenizer.decode(state.tail) == family.close[family.close.index(family.end) + len(family.end) :]
-    assert state_of(tokenizer, "question" + family.start).phase == "open"
-    assert state_of(tokenizer, "question" + family.start + family.close).phase == "closed"
-    assert state_of(tokenizer, "question").phase == "unstarted"
+    assert state_of(tokenizer, "question" + family.start).progress == "open"
+    assert state_of(tokenizer, "question" + family.start + family.close).progress == "closed"
+    assert state_of(tokenizer, "question").progress == "unstarted"
 
 
 def test_family_by_response_template():
@@ -65,11 +65,11 @@ def test_prompt_with_history():
     tokenizer = tokenizer_with("<think>", "</think>", "<|im_end|>")
     tokenizer.eos_token = "<|im_end|>"
     turn = "<think>\nhm\n</think>\n\nyes<|im_end|>next"
-    assert state_of(tokenizer, turn).phase == "unstarted"
-    assert state_of(tokenizer, turn + "<think>\n").phase == "open"
-    assert state_of(tokenizer, turn + "<think>\n\n</think>\n\n").phase == "closed"
+    assert state_of(tokenizer, turn).progress == "unstarted"
+    assert state_of(tokenizer, turn + "<think>\n").progress == "open"
+    assert state_of(tokenizer, turn + "<think>\n\n</think>\n\n").progress == "closed"
     # a prompt that only mentions the marker, in an earlier turn
-    assert state_of(tokenizer, "what is <think>?<|im_end|>").phase == "unstarted"
+    assert state_of(tokenizer, "what is <think>?<|im_end|>").progress == "unstarted"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
@@ -119,7 +119,7 @@ def test_a_later_thought():
     state = ThinkingState(resolve_markers(config), [7, 8])
     for token in (1, 9, 7, 8, 2, 9, 7, 7, 8, 3, 4, 9, 7):
         state.push(token)
-    assert state.spans == [[0, 3], [9, 13]] and state.phase == "closed"
+    assert state.spans == [[0, 3], [9, 13]] and state.progress == "closed"
     assert (state.thinking_tokens, state.other_tokens) == (7, 6)
     state.rewind(10)
     assert state.spans == [[0, 3], [9, 10]] and state.open and state.thinking_tokens == 4
@@ -136,10 +136,10 @@ def test_a_later_marker_is_text_where_a_model_thinks_once():
 def test_start_is_open_from_the_first_token_without_a_start_marker():
     tokenizer = tokenizer_with()
     for kwargs in ({"thinking_start": []}, {}):
-        assert state_of(tokenizer, "q", thinking_end=[66], **kwargs).phase == "open"
+        assert state_of(tokenizer, "q", thinking_end=[66], **kwargs).progress == "open"
     # the prompt is searched unless `thinking_start` is []
-    assert state_of(tokenizer, "q</t>", thinking_end="</t>").phase == "closed"
-    assert state_of(tokenizer, "q</t>", thinking_end="</t>", thinking_start=[]).phase == "open"
+    assert state_of(tokenizer, "q</t>", thinking_end="</t>").progress == "closed"
+    assert state_of(tokenizer, "q</t>", thinking_end="</t>", thinking_start=[]).progress == "open"
 
 
 @pytest.mark.parametrize(
@@ -503,9 +503,9 @@ def test_turn_ends(name):
     assert sorted(tokenizer.convert_ids_to_tokens(config.turn_ends)) == sorted(["<eos>", *ends])
     assert config.eos_token_id is None  # the model's own list decides where a text ends
     cut = tokenizer.encode(f"<think>a thought that was cut{ends[0]}next")
-    assert resolve_markers(SSRConfig(), tokenizer).phase_of_prompt(cut) == "unstarted"
-    assert resolve_markers(config).phase_of_prompt(cut) == "unstarted"
-    assert resolve_markers(SSRConfig.from_tokenizer(tokenizer, turn_ends=[])).phase_of_prompt(cut) == "open"
+    assert resolve_markers(SSRConfig(), tokenizer).progress_of_prompt(cut) == "unstarted"
+    assert resolve_markers(config).progress_of_prompt(cut) == "unstarted"
+    assert resolve_markers(SSRConfig.from_tokenizer(tokenizer, turn_ends=[])).progress_of_prompt(cut) == "open"
 
 
 def test_gpt_oss_ends_thoughts_and_messages_alike():
@@ -546,4 +546,4 @@ def test_a_marker_ends_no_turn(template):
     config = SSRConfig.from_tokenizer(tokenizer)
     assert tokenizer.convert_ids_to_tokens(config.turn_ends) == ["<eos>"]
     for known in ((config, None), (SSRConfig(), tokenizer)):
-        assert resolve_markers(*known).phase_of_prompt(tokenizer.encode("U: q A: <think>")) == "open"
+        assert resolve_markers(*known).progress_of_prompt(tokenizer.encode("U: q A: <think>")) == "open"

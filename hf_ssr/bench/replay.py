@@ -115,14 +115,14 @@ def _recording(entry: dict, task: str, name: str, tokenizer, markers: ThinkingMa
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     thought, answer = entry["thought"], entry["answer"]
     tail: tuple[int, ...] = ()
-    phase = "closed" if markers is None else markers.phase_of_prompt(prompt)
-    if markers is None or phase == "closed" or (phase == "unstarted" and not thought):
+    progress = "closed" if markers is None else markers.progress_of_prompt(prompt)
+    if markers is None or progress == "closed" or (progress == "unstarted" and not thought):
         before, after = encode(tokenizer, thought), encode(tokenizer, answer)
         opens, closes = (0, len(before)) if before else (None, None)
         new = before + after + end
     else:
         start = ""
-        if phase == "unstarted" and markers.start is not None:
+        if progress == "unstarted" and markers.start is not None:
             start = markers.start.text or decode(tokenizer, markers.start.spellings[0])
         close = decode(tokenizer, markers.forced_close)
         new = encode(tokenizer, _joined(_joined(start + thought, close), answer)) + end

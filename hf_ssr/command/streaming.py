@@ -58,9 +58,9 @@ class ThoughtAndAnswer(BaseStreamer):
         return _TextTo(self._tokenizer, sys.stderr, *dim())
 
     def _route(self, token: int) -> None:
-        state, phase = self._state, self._state.phase
+        state, progress = self._state, self._state.progress
         state.push(token)
-        if phase == "open":
+        if progress == "open":
             self._thought.put(torch.tensor([token]))
             if not state.open:
                 self._thought.end()
@@ -69,15 +69,15 @@ class ThoughtAndAnswer(BaseStreamer):
             return
         self._held.append(token)
         if state.open:
-            self._open_thought(phase)
-        elif phase == "closed":
+            self._open_thought(progress)
+        elif progress == "closed":
             self._show_answer()
         elif self._start is None or len(self._held) > self._start.window:  # else the start marker may yet be completed
             self._flush()
 
-    def _open_thought(self, phase: str) -> None:
+    def _open_thought(self, progress: str) -> None:
         """What is held ends with a start marker. What is before the first thought is no answer."""
-        marker = None if phase == "unstarted" else self._later_start
+        marker = None if progress == "unstarted" else self._later_start
         length = 0 if marker is None else marker.begin_in(self._held)
         if self._may_be_tail(self._held[:length]):
             length = 0
