@@ -67,20 +67,15 @@ class Governor:
     Costs are in plain steps. One that was saved pays for one that is risked.
 
     Args:
-        config ([`SSRConfig`]): `max_overhead`, and the rule: where drafts change what is drawn, nothing may depend on
-            the clock.
+        config ([`SSRConfig`]): `max_overhead`, and the rule.
         model (`PreTrainedModel`): whose rounds are measured.
     """
 
     def __init__(self, config: SSRConfig, model):
         self.max_overhead = config.setting("max_overhead")
         self.is_on = self.max_overhead != "off"
-        if not self.is_on:
-            self.costs: StepCosts = UnitCosts(model.device)
-        elif config.rule in ("speculative", "block"):
-            self.costs = GuessedCosts(model.device)
-        else:
-            self.costs = costs_of(model)
+        self.costs: StepCosts = costs_of(model) if self.is_on else UnitCosts(model.device)
+        self._model, self._drafts_change_draws = model, config.rule in ("speculative", "block")
         self._measured = costs_of(model)
         self.clock, self._texts = RoundClock(), 1  # of the round
         self._is_bounded = self.is_on and not (config.forks_on_request or config.prediction_ids)
@@ -141,8 +136,17 @@ class Governor:
         """Whether a draft may be made that takes so many plain steps by itself."""
         return cost == 0 or not self.is_on or self._allows(cost, 1.0)
 
-    def begin(self, rows: int, width: int) -> None:
-        """The prefill was made: it belongs to the cost of a plain run."""
+    def begin(self, rows: int, width: int, rounds: bool = False) -> None:
+        """
+        The prefill was made: it belongs to the cost of a plain run.
+
+        Args:
+            rows (`int`), width (`int`): of it.
+            rounds (`bool`): whether what a forward rounds depends on its size and may decide between two tokens. Then,
+                and where drafts change what is drawn, nothing may depend on the clock: costs are guessed.
+        """
+        if self.is_on and (rounds or self._drafts_change_draws):
+            self.costs = GuessedCosts(self._model.device, self._model.dtype)
         self._plain += self.costs.guess(rows, width)
 
     def pay(self, tokens: list[int], rows: int, width: int) -> None:

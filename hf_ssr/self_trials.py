@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
 from .cache_slots import SlotLayer, into_slots
 from .drafting import Draft
@@ -98,7 +98,7 @@ def try_blocks(model, window: int | None) -> str | None:
             found.append(logits)
             begin += block.shape[1]
     error = (torch.cat(found, dim=1) - expected).abs().max()
-    most = _tolerance(model, prefilled)
+    most = tolerance(model, prefilled)
     if most is None:
         most = MOST_ROUNDING if window is not None else _most_rounding(model, ids[:1], expected)
     if error <= most * expected.std():
@@ -144,7 +144,7 @@ def try_rows(model) -> str | None:
         rollback.states.settle(kept, width)
         excess, length = [width - each for each in kept], PROMPT_TOKENS + max(ends)
         mask = shift_rows(cache, {"attention_mask": mask}, [0, 1], 2, excess, length)["attention_mask"]
-    most = _tolerance(model, cache)
+    most = tolerance(model, cache)
     if most is None:
         most = _most_rounding(model, ids[:, : PROMPT_TOKENS + count], expected)
     reason = f"in a batch, rows of {type(model).__name__} do not go back each by its own count"
@@ -172,8 +172,11 @@ def _at(prefilled: DynamicCache, length: int) -> DynamicCache:
     return cache
 
 
-def _tolerance(model, cache: DynamicCache) -> float | None:
-    """Of what is least precise in a forward; `None` in half precision, and with quantized weights."""
+def tolerance(model, cache: Cache) -> float | None:
+    """
+    Of what is least precise in a forward; `None` where rounding may decide between two tokens: in half precision, with
+    quantized weights, and where matrices of float32 are multiplied in less.
+    """
     dtypes = {parameter.dtype for parameter in model.parameters()} | set(autocast_dtypes())
     for layer in cache.layers:  # what autocast inside of the forward leaves behind
         states = [getattr(layer, name, None) for name in ("keys", "values")]
@@ -225,7 +228,7 @@ def try_masks(model, window: int | None) -> str | None:
     results[1].append(found[1, : BLOCK_TOKENS - half])
     wanted = torch.cat([expected[0], expected[1], expected[1]])
     error = (torch.cat([part for parts in results for part in parts]) - wanted).abs().max()
-    most = _tolerance(model, prefilled)
+    most = tolerance(model, prefilled)
     if most is None:
         most = MOST_ROUNDING if window is not None else _most_rounding(model, ids[:1], expected[0][None], least=0.01)
     return None if error <= most * wanted.std() else f"{type(model).__name__} mixes texts that a mask tells apart"

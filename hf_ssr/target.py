@@ -15,6 +15,7 @@ from .forwards import Forwards, most_positions
 from .host import is_of_user, prefill
 from .metrics import SSRMetrics
 from .rows import Row
+from .self_trials import tolerance
 from .target_rows import AlignedRows
 from .target_slots import RowsInSlots
 
@@ -84,6 +85,11 @@ class Target:
     def takes_trees(self) -> bool:
         """Whether a draft may be a tree."""
         return self._prefilled.takes_trees
+
+    @property
+    def rounds(self) -> bool:
+        """Whether what a forward rounds depends on its size and may decide between two tokens."""
+        return tolerance(self.model, self.cache) is None
 
     def ask_for(self, layers: Iterable[int]) -> None:
         """Whose hidden states are wanted of the forwards to come, the prompt's not among them."""

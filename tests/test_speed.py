@@ -365,6 +365,25 @@ def test_the_clock_changes_no_sample(model, monkeypatch):
     assert len(drafted["speculative"]) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_clock_changes_no_forward_in_half_precision(dtype, monkeypatch):
+    """What a block rounds depends on its length, and decides near-ties: there the machine's speed must not."""
+    model, computed = build_once("qwen3", dtype), set()
+    settings = {"max_new_tokens": 90, "do_sample": False}
+    for power in (0.01, 3.0):
+        costs = StepCosts(CPU)
+        for tokens in (1, 2, 4, 8, 16, 17):
+            costs.add(1, tokens, 0.001 * tokens**power)
+        monkeypatch.setattr(costs, "add", lambda *_: None)
+        monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model, costs=costs: costs)
+        marker = plain_run(model, settings).marker
+        config = SSRConfig(thinking_start=[], thinking_end=[marker], return_dict_in_generate=True, **settings)
+        output = run(model, prompt_ids(), {}, generation_config=config)
+        shapes = output.metrics.shapes.values()
+        computed.add(str([{shape: count for shape, (count, _) in phase.items()} for phase in shapes]))
+    assert (len(computed) == 1) == (dtype != torch.float32)
+
+
 def test_automatic_budgets_grow_with_the_thought():
     schedule = ForkSchedule(SSRConfig())
     assert schedule.next_budget(0, [], None) == 32

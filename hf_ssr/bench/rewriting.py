@@ -115,7 +115,7 @@ class Counts:
 class _Machine:
     """Stands for a model whose forwards cost what is guessed of a CPU."""
 
-    device = torch.device("cpu")
+    device, dtype = torch.device("cpu"), torch.float32
 
 
 class Places:
