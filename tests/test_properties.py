@@ -162,3 +162,72 @@ def test_plain_whatever_happens(architecture, case):
     metrics = output.metrics
     accounted = metrics.accepted_tokens + metrics.recovered_tokens + metrics.bonus_tokens + metrics.plain_tokens
     assert metrics.answer_tokens == accounted and metrics.plain_reason is None
+
+
+batch_cases = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**31),
+        "lengths": st.lists(st.integers(2, 20), min_size=2, max_size=4),
+        "penalties": st.sampled_from(
+            [{}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 3}, {"min_new_tokens": 20}]
+        ),
+        "max_new_tokens": st.integers(2, 48),
+        "closes": st.lists(st.integers(0, 40), min_size=4, max_size=4),
+        "close_tail": st.lists(tokens, max_size=3),
+        "budgets": st.one_of(
+            st.none(),
+            st.builds(lambda b: {"draft_budgets": b}, st.lists(st.integers(0, 30), max_size=5)),
+            st.builds(lambda n: {"draft_interval": n}, st.integers(1, 20)),
+        ),
+        "predictions": st.one_of(st.none(), st.lists(edits(), min_size=4, max_size=4)),
+        "verify": st.sampled_from([None, "exact", "coupled", "speculative", "block"]),  # greedy: all give plain's text
+        "num_draft_tokens": st.integers(1, 20),
+        "min_match_length": st.integers(1, 3),
+        "max_draft_length": st.one_of(st.none(), st.integers(1, 10)),
+        "speculate_thinking": st.sampled_from([None, None, False]),
+        "max_overhead": st.sampled_from([None, "off", "off", "off"]),
+        "eos_of": st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 47))),
+    }
+)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_5", "lfm2"])
+@given(case=batch_cases)
+@settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+@pytest.mark.filterwarnings("ignore")
+def test_plain_batches_whatever_happens(architecture, case):
+    """Rows that draft in their thoughts, with children of their own, and end when they like."""
+    model, lengths = build_once(architecture), case["lengths"]
+    width = max(lengths)
+    prompts = [prompt_ids(length, case["seed"] + row) for row, length in enumerate(lengths)]
+    ids = torch.cat([torch.nn.functional.pad(row, (width - row.shape[1], 0)) for row in prompts])
+    mask = torch.tensor([[0] * (width - length) + [1] * length for length in lengths])
+    call = {"max_new_tokens": case["max_new_tokens"], "do_sample": False, **case["penalties"]}
+    new = run(model, ids, call, attention_mask=mask)[:, width:].tolist()
+    if case["eos_of"] is not None:
+        row, place = case["eos_of"]
+        call["eos_token_id"] = new[row % len(new)][min(place, len(new[0]) - 1)]
+    expected = run(model, ids, call, attention_mask=mask)
+
+    # any token of a row's text may be declared to be a closing marker
+    ends = {row[min(close, len(row) - 1)] for row, close in zip(new, case["closes"], strict=False)}
+    markers = {"thinking_start": [], "thinking_end": [[end] for end in sorted(ends)]}
+    markers["forced_close"] = [7, min(ends), *case["close_tail"]]
+    predictions = None
+    if case["predictions"] is not None:
+        predictions = [edited(row, changes) for row, changes in zip(new, case["predictions"], strict=False)]
+    names = ("num_draft_tokens", "min_match_length", "max_draft_length", "speculate_thinking", "max_overhead", "verify")
+    config = SSRConfig(
+        **markers,
+        **(case["budgets"] or {}),
+        **{name: case[name] for name in names},
+        **{k: v for k, v in call.items() if k != "eos_token_id"},
+        prediction_ids=predictions,
+        return_dict_in_generate=True,
+    )
+    eos = {"eos_token_id": call["eos_token_id"]} if "eos_token_id" in call else {}
+    output = run(model, ids, eos, generation_config=config, attention_mask=mask)
+    assert torch.equal(output.sequences, expected) and output.metrics.plain_reason is None
+    for row in output.metrics.per_row:
+        own = row.recovered_tokens + row.bonus_tokens + row.plain_tokens
+        assert row.answer_tokens == row.accepted_tokens + own
