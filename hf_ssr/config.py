@@ -92,8 +92,8 @@ class SSRConfig(GenerationConfig):
             Draft in the thought too, where it repeats the prompt, a draft or itself.
         max_overhead (`float` or `"off"`, *optional*, default 0.05):
             What drafting may cost in vain, as a share of a plain run; held under `"auto"` budgets and without
-            `prediction_ids`. Costs are measured while running, and drafts are as long as pays by them. `"off"`: draft
-            whatever may save forwards.
+            `prediction_ids`. Costs are measured while running, in half precision guessed, and drafts are as long as
+            pays by them. `"off"`: draft whatever may save forwards.
         grow_in_place (`bool`, *optional*, default `True`):
             Keep room to grow, and append to the cache in place, where transformers copies attention layers at every
             step.
