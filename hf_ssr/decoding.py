@@ -82,7 +82,7 @@ def generate_texts(target: Target, texts: list[Parent], governor: Governor) -> N
     """Think, draft, verify and speculate, all texts in step, until each is done."""
     with target.metrics.timed("prefill"):
         target.prefill()
-        governor.begin(*target.last_shape, rounds=target.rounds)
+        governor.begin(*target.last_shape, is_inexact=target.is_inexact)
     rounds = Rounds(target, governor)
     try:
         while running := [text for text in texts if not text.done]:

@@ -136,16 +136,16 @@ class Governor:
         """Whether a draft may be made that takes so many plain steps by itself."""
         return cost == 0 or not self.is_on or self._allows(cost, 1.0)
 
-    def begin(self, rows: int, width: int, rounds: bool = False) -> None:
+    def begin(self, rows: int, width: int, is_inexact: bool = False) -> None:
         """
         The prefill was made: it belongs to the cost of a plain run.
 
         Args:
             rows (`int`), width (`int`): of it.
-            rounds (`bool`): whether what a forward rounds depends on its size and may decide between two tokens. Then,
-                and where drafts change what is drawn, nothing may depend on the clock: costs are guessed.
+            is_inexact (`bool`): whether what a forward rounds depends on its size and may decide between two tokens.
+                Then, and where drafts change what is drawn, nothing may depend on the clock: costs are guessed.
         """
-        if self.is_on and (rounds or self._drafts_change_draws):
+        if self.is_on and (is_inexact or self._drafts_change_draws):
             self.costs = GuessedCosts(self._model.device, self._model.dtype)
         self._plain += self.costs.guess(rows, width)
 

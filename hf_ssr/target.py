@@ -87,7 +87,7 @@ class Target:
         return self._prefilled.takes_trees
 
     @property
-    def rounds(self) -> bool:
+    def is_inexact(self) -> bool:
         """Whether what a forward rounds depends on its size and may decide between two tokens."""
         return tolerance(self.model, self.cache) is None
 
