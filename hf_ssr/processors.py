@@ -53,10 +53,10 @@ _ALWAYS_LAST = _WARPERS | {
 
 def index_of_budget(processors: LogitsProcessorList) -> int:
     """Where `generate` puts a processor that is passed to it: before its own that cut, watermark and normalize."""
-    place = len(processors)
-    while place and type(processors[place - 1]) in _ALWAYS_LAST:
-        place -= 1
-    return place
+    index = len(processors)
+    while index and type(processors[index - 1]) in _ALWAYS_LAST:
+        index -= 1
+    return index
 
 
 def processors_of_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:

@@ -196,7 +196,7 @@ def test_the_cache_that_is_left(architecture):
         assert output.sequences.tolist() == run(model, ids, call, **criteria).tolist()
         layers = [layer for layer in output.cache.layers if isinstance(layer, DynamicLayer)]
         cached |= {int(layer.get_seq_length()) - (PROMPT + stop_at - 1) for layer in layers}
-    assert cached <= {0}
+    assert cached == (set() if architecture == "mamba2" else {0})  # that has no keys
 
 
 def test_others_see_nothing():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import build_once, plain_run, run
 from tiny_models import VOCAB_SIZE, build, prompt_ids
-from transformers import DynamicCache
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
 import hf_ssr.cache_states
@@ -23,6 +23,7 @@ import hf_ssr.self_check
 import hf_ssr.target_rows
 from hf_ssr import SSRConfig
 from hf_ssr.bench import overhead
+from hf_ssr.cache_slots import SlotLayer
 from hf_ssr.costs import GuessedCosts, StepCosts, costs_of, rising
 from hf_ssr.draft_records import AcceptanceRecord
 from hf_ssr.draft_sources import DRAFTERS
@@ -344,16 +345,21 @@ def test_never_slower_than_plain(model, monkeypatch, new, close):
     assert drafted > 0 or new < 41
 
 
+def set_costs(monkeypatch, power: float) -> None:
+    """As if a block of n tokens had been measured to take n ** power plain steps."""
+    costs = StepCosts(CPU)
+    for tokens in (1, 2, 4, 8, 16, 17):
+        costs.add(1, tokens, 0.001 * tokens**power)
+    monkeypatch.setattr(costs, "add", lambda *_: None)
+    monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model: costs)
+
+
 def test_the_clock_changes_no_sample(model, monkeypatch):
     """Under rules by which drafts change what is drawn, a seed fixes the output, however fast the machine is."""
     settings = {"max_new_tokens": 90, "do_sample": True, "temperature": 0.5}
     outputs, drafted = {"exact": set(), "speculative": set()}, {"exact": set(), "speculative": set()}
     for rule, power in itertools.product(outputs, (0.01, 3.0)):
-        costs = StepCosts(CPU)
-        for tokens in (1, 2, 4, 8, 16, 17):
-            costs.add(1, tokens, 0.001 * tokens**power)
-        monkeypatch.setattr(costs, "add", lambda *_: None)
-        monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model, costs=costs: costs)
+        set_costs(monkeypatch, power)
         config = SSRConfig(verify=rule, draft_budgets=[4], return_dict_in_generate=True, thinking_start=[], **settings)
         config.thinking_end = [plain_run(model, settings).marker]
         output = run(model, prompt_ids(), {}, generation_config=config)
@@ -371,11 +377,7 @@ def test_the_clock_changes_no_forward_in_half_precision(dtype, monkeypatch):
     model, computed = build_once("qwen3", dtype), set()
     settings = {"max_new_tokens": 90, "do_sample": False}
     for power in (0.01, 3.0):
-        costs = StepCosts(CPU)
-        for tokens in (1, 2, 4, 8, 16, 17):
-            costs.add(1, tokens, 0.001 * tokens**power)
-        monkeypatch.setattr(costs, "add", lambda *_: None)
-        monkeypatch.setattr(hf_ssr.scheduling, "costs_of", lambda model, costs=costs: costs)
+        set_costs(monkeypatch, power)
         marker = plain_run(model, settings).marker
         config = SSRConfig(thinking_start=[], thinking_end=[marker], return_dict_in_generate=True, **settings)
         output = run(model, prompt_ids(), {}, generation_config=config)
@@ -412,6 +414,34 @@ def test_extra_places(model, shares, monkeypatch):
     own = metrics.draft_tokens + 2 + 6  # its close, and a block of its own and of its parent
     assert 0 < metrics.extra_places <= (own if shares else own + metrics.prompt_tokens + metrics.thinking_tokens)
     assert shares or metrics.extra_places > metrics.prompt_tokens
+
+
+@pytest.mark.parametrize("window", [None, 1024])
+def test_slots_behind_a_long_prompt(window, request):
+    """What a layer holds at most: plain's, room to grow, and the child's; the figures of `docs/measured`."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 20000}
+    if window is None:
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).eval()
+    else:
+        layers = {"sliding_window": window, "layer_types": ["sliding_attention"] * 2}
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **layers)).eval()
+    held: list[int] = []
+    hook = model.register_forward_hook(lambda *_: held.extend(layer.room + layer.region for layer in slots()))
+
+    def slots() -> list[SlotLayer]:
+        return [layer for layer in cache.layers if type(layer) is SlotLayer and layer.is_initialized]
+
+    request.addfinalizer(hook.remove)
+    cache = DynamicCache(config=model.config)
+    markers = {"thinking_start": [], "thinking_end": [1], "forced_close": [1], "draft_budgets": [32]}
+    config = SSRConfig(**markers, max_new_tokens=300, do_sample=False, max_overhead="off", return_dict_in_generate=True)
+    output = run(model, torch.randint(5, 1000, (1, 8000)), {}, generation_config=config, cache=cache)
+    (stage,) = output.metrics.stages
+    child = 1 + 2 * max(32, stage.draft_tokens)  # doubled as it grows
+    own = (8000 + 300) * 5 // 4 + child if window is None else 2 * (window * 5 // 4) + child
+    assert stage.draft_tokens > 0 and max(held) <= own
 
 
 def test_the_overhead_curve(capsys):
